@@ -1,7 +1,7 @@
 """Copies arrays between device memory and pinned host memory (TENSILE section III-D, "Swap Executor").
 
-`jax.device_put` to a sharding with another memory kind is an asynchronous copy. It starts when the programs that were launched
-before it are done, and it overlaps the programs that are launched after it.
+`jax.device_put` to a sharding with another memory kind is an asynchronous copy. The copy starts when the programs launched before
+it are done. It overlaps the programs launched after it.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""Compiling: what turns a step and a plan into executables."""
+"""Turns a step and a plan into executables."""

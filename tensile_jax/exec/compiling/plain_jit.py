@@ -1,7 +1,6 @@
 """Compiles a step as plain `jax.jit` does, as one executable, at most once.
 
-A step can be planned in several forms, with its loops opened for instance. All forms compute the same, so they share this
-executable.
+All forms of a step (`exec/fitting/forms.py`) share this executable, since they compute the same.
 """
 
 import threading

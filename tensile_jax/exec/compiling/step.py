@@ -1,5 +1,4 @@
-"""Defines `Step`, a step at one set of shapes, ready to be planned and compiled, and `CompiledPlan`, a compiled plan of it. Both
-never change.
+"""Defines `Step`, a step at one set of shapes, ready to be planned, and `CompiledPlan`, a compiled plan of it. Both never change.
 
     Step -- `find_plan.py`, under a budget --> CompiledPlan -- `runner.py` --> iterations
 

@@ -1,4 +1,4 @@
-"""Compiles the step as one executable with plain `jax.jit`, and presents it in the form of a segment's executable."""
+"""Wraps a step that plain `jax.jit` has compiled whole into an `Executable`, as segments have."""
 
 from typing import Any
 

@@ -1,28 +1,32 @@
-"""Fair share: decides which job begins the next iteration, and which jobs are parked to make room for that iteration.
+"""Decides by fair shares which job begins the next iteration, and which jobs are parked to make room for that iteration.
+
+A job is *parked* while its whole state is in host memory. Its weight says which share of the device it is to have.
 
     virtual time of a job   the job's compute time divided by its weight, or the clock if that is later
-    clock                   the least virtual time of all jobs that contended for the device when an iteration last began; the
-                            clock never goes back
+    clock                   the least virtual time of all jobs that contended for the device (see below) when an iteration last
+                            began; the clock never goes back
     turn of a job           its virtual time; for a parked job, plus `COPY_TIMES` * (time to copy its state out and in) / weight
 
 This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first. Of equal turns, the job that was
 admitted first goes first. A job that was paused, or had no batch, for a while has a virtual time below the clock. Such a job
-continues from the clock, so it does not catch up on the time that it missed. A job is *parked* while its whole state is in host
-memory. A parked job has a later turn than a job on the device: by `COPY_TIMES` times what copying its state would take. So copies
-of states take a small part of the time.
+continues from the clock, so it does not catch up on the time that it missed. A parked job has a later turn than a job on the
+device. The difference is `COPY_TIMES` times what copying its state would take. So copies of states take a small part of the time.
 
 Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
-the order of their turns. An iteration may begin if all iterations can still be finished afterwards (a safe state, `ledger.py`).
+the order of their turns. An iteration may begin if the state is still *safe* afterwards: all iterations under way can be finished
+(`ledger.py`).
 
-A job *contends* for the device if its iteration is under way or could begin now. A contending job can wait for memory while other
-jobs, which need less memory, begin iterations. `MOST_OVERTAKINGS` limits their number. It is counted for the job that is first in
-turn, and for jobs that wait in the middle of an iteration. When a job begins an iteration, its count starts again at zero. The
-exception is a job whose virtual time is even then less than that of every other contending job: it keeps its count.
+A job *contends* for the device if its iteration is under way or could begin now. While a contending job waits for memory, other
+jobs that need less memory can begin iterations: they overtake it. At most `MOST_OVERTAKINGS` iterations may do so. Overtakings
+are counted for the job that is first in turn, and for jobs that wait in the middle of an iteration. When a job begins an
+iteration, its count starts again at zero. There is one exception: the job keeps its count if its virtual time is even then less
+than that of every other contending job.
 
-To make room for the job that is first in turn, other jobs are parked, one after another. A job that would not run now is parked
-first: it is paused, has no batch, or its peak does not fit. If there is no such job, the job with the latest turn is parked.
+To make room for the job that is first in turn, other jobs are parked, one after another. Jobs that would not run now are parked
+first: those that are paused, have no batch, or whose peak does not fit. If there is no such job, the job with the latest turn is
+parked.
 
-Times are microseconds.
+Times are in microseconds.
 """
 
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""The memory ledger: counts the device memory that all jobs hold while the controller handles one event, and answers what fits.
+"""The memory ledger: counts the device memory that all jobs hold, and answers what fits. It lasts while one event is handled.
+
+A *run* is a sequence of moves of one iteration that are issued at once. A job is *parked* while its state is in host memory.
 
     held       the bytes that all jobs hold now, by their memory profiles (`plan/multi_job/memory_profile.py`)
     transient  the most bytes that any run in flight needs beyond what its job holds after that run
@@ -10,8 +12,8 @@
     safe       a state is safe if every iteration under way can be finished while all other jobs keep what they hold, as in the
                banker's algorithm (`plan/multi_job/safety.py`)
 
-A `Ledger` is a mutable copy of the controller's `State`. Only `machine.step` and the functions that it calls see one. The states
-that `machine.step` takes and returns are never changed.
+A `Ledger` is a mutable copy of the controller's `State`. Only `machine.step` and the functions that it calls see a ledger. The
+states that `machine.step` takes and returns are never changed.
 """
 
 from collections.abc import Callable

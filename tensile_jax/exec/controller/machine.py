@@ -1,17 +1,17 @@
-"""The controller: decides for several jobs on one device what each does next (TENSILE section III-D, "Global Controller").
+"""The controller: decides what each of several jobs on one device does next (TENSILE section III-D, "Global Controller").
 
 The controller is a pure state machine, `step`: (state, event) -> (state, instructions). It has no JAX, no clock and no thread.
-The dispatcher (`exec/runtime/dispatcher.py`) reports events to it and carries out its instructions one after another. Each job
-has a `JobRecord`. A job's iteration is a sequence of moves, such as a launch or a wait for copies. A job between iterations is at
-position 0. Its state is then on the device, or in host memory, in which case the job is parked.
+The dispatcher (`exec/runtime/dispatcher.py`) reports events to the controller and carries out its instructions one after another.
+Each job has a `JobRecord`. A job's iteration is a sequence of moves, such as a launch or a wait for copies. A job between
+iterations is at position 0. Its state is then on the device or in host memory. A job whose state is in host memory is *parked*.
 
-The moves of an iteration are issued in runs. A run is as long as it can be: it ends before the next wait for copies, before the
-last move of the iteration, or before the first move for which there is no memory. On a CPU, the waits of a job that is alone do
-not end its runs, since no other job could run meanwhile. The controller is told only the end of the whole run. The launches of a
-run are carried out one after another, so a run with launches counts as one launch.
+The controller issues consecutive moves of an iteration together, as a *run*. A run is as long as possible. It ends before the
+next wait for copies, before the last move of the iteration, or before the first move for which there is no memory. On a CPU, if
+only one job is there, waits do not end its runs, since no other job could compute meanwhile. The dispatcher reports only the end
+of the whole run. The launches of a run are carried out one after another, so a run with launches counts as one launch.
 
-    held       the bytes that all jobs hold, by their memory profiles; a job holds what it holds after a run from the moment when
-               that run is issued
+    held       the bytes that all jobs hold, by their memory profiles. As soon as a run is issued, a job counts with what it holds
+               after that run
     transient  the most bytes that any run in flight needs beyond what its job holds after that run
 
 The controller guarantees, for any order of events:
@@ -19,17 +19,17 @@ The controller guarantees, for any order of events:
     no overrun      held + transient <= budget
     no deadlock     the state is always safe, as in the banker's algorithm: every iteration under way can be finished while the
                     other jobs keep what they hold. This is decided exactly (`plan/multi_job/safety.py`)
-    no starvation   while the job that is first in turn, or an iteration under way, waits for memory, at most `MOST_OVERTAKINGS`
-                    iterations of other jobs begin. After that, no other iteration begins: those under way end, and jobs are
-                    parked to make room
-    no livelock     jobs are not parked and unparked endlessly without a launch in between: a job that is unparked before its turn
-                    must leave room for an iteration of each job on the device and of each job of an earlier turn
+    no starvation   at most `MOST_OVERTAKINGS` iterations of other jobs begin while the job that is first in turn, or an iteration
+                    under way, waits for memory. After that, no other iteration begins: those under way end, and jobs are parked
+                    to make room
+    no livelock     jobs are not parked and unparked endlessly without a launch in between. If a job is unparked before its turn,
+                    it must leave room for an iteration of each job on the device and of each job with an earlier turn
 
 Moves of iterations under way are issued before new iterations begin. `fair_share.py` decides whose iteration begins next.
 
 Three requests can need memory that running iterations hold: admitting a pending job (its constants stay on the device), renewing
 a plan (its constants may be larger), and lowering the budget. The controller then starts no new iteration until the running ones
-have ended, and parks jobs one by one. Times are microseconds.
+have ended, and parks jobs one by one. Times are in microseconds.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""The messages of the controller: events report to it what has happened, and its instructions say what is to be done next.
+"""Defines the controller's messages: events tell the controller what has happened, and instructions say what is to be done next.
 
-For each instruction that takes time, an event reports when it is done. Times are microseconds.
+When an instruction that takes time is done, an event reports it. Times are in microseconds.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""The state of the controller: `State`, which holds one `JobRecord` for each job that has not ended.
+"""Defines the controller's state: `State`, which holds one `JobRecord` for each job that has not ended.
 
-Both are immutable, and neither has JAX, a clock or a thread. Sizes are bytes, times are microseconds.
+Both are immutable, and use no JAX, clock or thread. Sizes are in bytes, times in microseconds.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,1 +1,1 @@
-"""Fitting: what finds the plan of a step that keeps its budget, and keeps what is known of steps."""
+"""Finds the plan with which a step stays within its budget, and keeps what is known of steps."""

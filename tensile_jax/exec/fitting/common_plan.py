@@ -1,7 +1,8 @@
-"""Makes one plan for all processes of a step: one of them plans, and the others do what it orders (`orders.py`).
+"""Makes one plan for all processes of a step: one process plans, and the others do what it orders (`orders.py`).
 
-All processes then hold the same plan, compiled. The other processes never trust it: before it runs, it is replayed on the step's
-graph, as a saved plan is. A process that cannot compile it, or has another graph, fails, and all of them raise an error.
+In the end, all processes hold the same plan, compiled. The other processes never trust the plan: before it runs, they replay it
+on the step's graph, as they do with a saved plan. A process fails if it cannot compile the plan or has another graph. All
+processes then raise an error.
 """
 
 import hashlib

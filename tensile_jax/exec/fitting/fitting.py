@@ -1,10 +1,10 @@
-"""Makes and compiles plans of one step under one budget, and collects what that shows about the step.
+"""Makes and compiles plans of one step under one budget, and collects what compiling shows about the step.
 
     Fitting(step, budget, knowledge)    plans and compiles choices of the planner; `knowledge` grows with each
     find_plan.py                        decides which choices are compiled
 
-The planner estimates what segments need; XLA's figures, once there are any, replace the estimates. All sizes are bytes on each
-device, and of several processes the largest counts.
+The planner estimates what segments need. Once XLA has compiled a segment, XLA's figures replace the estimate. All sizes are bytes
+on each device. If several processes report different sizes, the largest counts.
 """
 
 import time

@@ -1,12 +1,12 @@
-"""Chooses the form of a step that is planned: the step as it is, or another one that computes the same.
+"""Chooses the form of a step that is planned: the step as it is, or another form that computes the same.
 
     rewritten            by the rewrites that cost nothing, and by at most one other (`trace/rewrites/registry.py`)
     with driven loops    long loops run under plans of their own (`exec/running/driven_loop.py`)
 
-Only the policy `auto` has other forms. The rewrites that cost nothing are done wherever they can be done. Another form is chosen
-if it is predicted to be faster, or if the step without it has no plan under the budget. If the user wants the least memory within
-a slowdown, only the rewrites that cost nothing are done, since each other form would be planned many times. Jobs of a `Runtime`
-drive no loops: otherwise one job could hold up the others for a whole training.
+Only the policy `auto` has other forms. Rewrites that cost nothing are done wherever they can be done. Another form is chosen if
+it is predicted to be faster, or if no plan keeps the budget without it. The user may ask for the least memory within a slowdown.
+In that case, only the rewrites that cost nothing are done, since each other form would have to be planned many times. Jobs of a
+`Runtime` drive no loops: otherwise one job could hold up the others for a whole training.
 """
 
 import time

@@ -1,14 +1,14 @@
-"""What is known of one kind of step: what compiling has shown, and the choices whose plans have kept a budget.
+"""Keeps what is known of one kind of step: the sizes that compiling has shown, and the choices whose plans have kept a budget.
 
-A plan is first made with estimated sizes, and is then corrected by the sizes that compiling it has shown. Two budgets can be
-corrected by different attempts. Without what is known of other budgets, the lower of two could end with the higher peak, or the
-higher one without a plan although the lower one has a plan. Therefore
+A plan is first made with estimated sizes. It is then corrected by the sizes that compiling has shown. Searches for two budgets
+may compile different attempts. If each ignored the other, the lower budget could end with the higher peak. Or the higher budget
+could end without a plan, although the lower one has a plan. Therefore
 
     - a lower budget takes the plan of the next higher budget, if that plan keeps the lower budget;
     - a higher budget takes the plan of the next lower budget, if its own search found no plan or one with a lower peak.
 
-A budget for which a plan was made before is not searched for again. `Knowledge` is a value: what is learned makes a new one. The
-store (`knowledge_store.py`) holds the latest of each kind.
+If a plan was made before for a budget, no new search is made for that budget. `Knowledge` is an immutable value: whoever learns
+more makes a new one. The store (`knowledge_store.py`) holds the latest value for each kind of step.
 """
 
 from bisect import insort

@@ -1,12 +1,12 @@
-"""The store of what is known of steps: for each kind its `Knowledge`, in this process and for the processes that come after.
+"""The store of what is known of steps: it holds the `Knowledge` of each kind of step, for this process and for later ones.
 
-It is the only thing of this package that changes for the whole process. If the user has set `jax_compilation_cache_dir`, the
-folder `tensile_jax` in it has one JSON file for each kind of step: the choices whose plans were confirmed by compiling them, the
-workspaces that XLA reported, the smallest budget, and plain jit's peak, if that was compiled. A later process then makes the same
-plan without a search, and what it compiles is in JAX's cache.
+The store is the only object of this package that is shared by the whole process and changes. If the user has set
+`jax_compilation_cache_dir`, the store writes a JSON file for each kind of step into the folder `tensile_jax` there. The file
+holds the choices whose plans were confirmed by compiling, the workspaces that XLA reported, the smallest budget, and plain jit's
+peak, if that was compiled. A later process then makes the same plan without a search, and finds the compiled code in JAX's cache.
 
-A file that is damaged, or that another version has written, is as good as none. If a file cannot be written, there is a warning,
-and training goes on.
+A file that is damaged, or that another version has written, is ignored. If a file cannot be written, a warning says so, and
+training goes on.
 """
 
 import hashlib

@@ -1,20 +1,22 @@
-"""Chooses how the next program of a step is made, from the peaks that compiling has shown of the programs before.
+"""Chooses how the next program of a step is made, from the peaks of the programs that were compiled before.
 
-A plan is made for a limit of memory, and compiled as one program, in a form (`program_code.py`). XLA orders a program's operators
-as it likes, and on several devices it collects operands and adds gradients up in buffers which no prediction knows. So the
-program's peak is another one than the plan's. Where the peak is
+A plan is made for a limit of memory and compiled as one program, in a form (what crosses the boundaries of segments,
+`program_code.py`). XLA orders a program's operators as it likes. On several devices it also collects operands and sums gradients
+in buffers that no prediction knows. So the program's peak differs from the plan's. The next program depends on the peak:
 
-    above the budget        the next limit is lower by as much as the peak is too high, and by a margin. If there was another peak
-                            above the budget before, it is lower by half as much again, and on several devices, the next program
-                            has a form that mostly needs less
+    above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, it is
+                            lower by half the excess more, and on several devices, the next program has a form that mostly needs
+                            less
     far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans.
-                            On several, the next program has that other form at once
-    far below the budget    this plan gives away memory, and so time. The next limit is higher: by as much as the peak is too low,
-                            if this was the first plan. Otherwise, a straight line through the peaks of two plans meets the budget
-                            there, less a margin. If the two have other forms, the limit rises by no more than the peak is too low
+                            On several devices, the next program has the form that mostly needs less at once
+    far below the budget    this plan leaves memory unused, and so loses time. The next limit is higher. After the first plan, it
+                            rises by as much as the peak is too low. Later, a straight line through the peaks of two plans gives
+                            the limit at which the peak meets the budget, less a margin. If these two have different forms, the
+                            limit rises by no more than the peak is too low
     otherwise               no further program is made
 
-A plan that was made for more memory is taken if its peak keeps the budget, too. All sizes are bytes on each device.
+A plan made for more memory than the budget is also taken if its compiled peak keeps the budget. All sizes are bytes on each
+device.
 """
 
 from collections.abc import Sequence

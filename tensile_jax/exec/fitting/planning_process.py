@@ -1,11 +1,12 @@
 """Plans in a process of its own, at the lowest priority, while a step goes on training in this one.
 
-Planning is pure Python and takes seconds. In a thread it would hold Python's global interpreter lock, and training would wait.
+Planning is pure Python and takes seconds. A thread that plans would hold Python's global interpreter lock, and training would
+wait.
 
     this process --pickled arguments of `choose_again`--> planning process --pickled `Renewal`, or a text about the failure-->
 
-The process imports no JAX. It is a new interpreter and not a `multiprocessing.Process`, which would import the main module
-(`exec/process/job_process.py`).
+The planning process imports no JAX. It is a new interpreter and not a `multiprocessing.Process`, because the latter would import
+the main module (`exec/process/job_process.py`).
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Makes the next plan of a step that runs, from what was measured of the plan in use (TENSILE section IV-E).
+"""Makes the next plan of a running step, from what was measured while the present plan ran (TENSILE section IV-E).
 
     measured latencies -> corrected latencies -> a choice (planned in a process of its own) -> its segments compiled -> new plan
 
-`plan/update.py` decides when a plan is due, and what to choose. Segments that the old plan has too are not compiled again. The
-new plan keeps the same budget; if compiling shows that it does not, the step is planned again, and after some attempts the plan
-in use stays.
+`plan/update.py` decides when a new plan is due, and how it is chosen. Segments that the present plan has too are not compiled
+again. The new plan has the same budget. If compiling shows that it exceeds the budget, the step is planned again. After some
+attempts the present plan stays.
 """
 
 from dataclasses import replace

@@ -2,4 +2,5 @@
 
 the runtime's process                                             the job's own process
 isolated_actor.py (the runtime's calls)
-job_process.py (starts it, notices its death) <--channel.py--> child.py (main program, ends with its parent)"""
+job_process.py (starts it, notices its death) <--channel.py--> child.py (main program, ends with its parent)
+"""

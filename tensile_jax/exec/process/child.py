@@ -1,14 +1,14 @@
-"""The program of a job's own process: it carries out the requests of the runtime, with a `LocalActor` and a `Feed`.
+"""The program of a job's own process: carries out the requests of the runtime, with a `LocalActor` and a `Feed`.
 
     listener thread    receives the requests; ends the process when the runtime's end of the socket is closed
-    main thread        begins and ends iterations, and issues their runs, in their order; it never waits
+    main thread        begins and ends iterations, and issues their runs (groups of moves), in order; it never waits
     other threads      wait for copies and launches, and on a CPU carry out the runs that have launches; trace, plan and compile;
                        write checkpoints; send a heartbeat every two seconds, and end the process when the runtime's process has
                        ended
 
-If a request for planning or saving fails (there is no plan under a budget, or a checkpoint cannot be written), the runtime gets
-the error and the process goes on. If any other request fails, such as a move, the runtime ends the process. The process ignores
-Ctrl-C in the terminal, since the runtime handles it.
+If a request for planning or saving fails (no plan keeps a budget, or a checkpoint cannot be written), the runtime gets the error
+and the process goes on. If any other request fails, a move for instance, the runtime ends the process. The process ignores Ctrl-C
+in the terminal, since the runtime handles it.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""The actor of a job that runs in a process of its own, as every job does in the paper (TENSILE section III-D).
+"""The actor of a job that runs in a process of its own, as every job of the paper does (TENSILE section III-D).
 
-An `IsolatedActor` is an object in the runtime's process. For each of its methods, it sends a request to the job's process
-(`exec/process/child.py`), which has a `LocalActor` and the user's step and batches. That process answers the requests in their
-order. Without a request it only draws batches in advance. A method that starts something returns a function that waits for the
-answer (`Wait` in `exec/actor/actor.py`).
+An `IsolatedActor` is an object in the runtime's process. Each of its methods sends a request to the job's process
+(`exec/process/child.py`), which has a `LocalActor` and the user's step and batches. The job's process answers the requests in
+their order. Without a request it only draws batches in advance. A method that starts something returns a function that waits for
+the answer (`Wait` in `exec/actor/actor.py`).
 
-Requests for plans and their answers are values (`exec/actor/plans.py`), which are sent as they are. The compiled plans stay in
-the job's process, and so do snapshots of the state, until they are released.
+Requests for plans and their answers are plain data (`exec/actor/plans.py`), which are sent unchanged. The compiled plans stay in
+the job's process. So do snapshots of the state, until they are released.
 """
 
 import itertools

@@ -1,16 +1,17 @@
-"""A job's own process, as the runtime sees it: starts it, sends it requests, receives its messages, and makes sure that it ends.
+"""Represents a job's own process in the runtime: starts it, sends it requests, receives its messages, and makes sure that it
+ends.
 
     runtime's threads --Ask--> outbox --writer--> socket --> `exec/process/child.py`
                       <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Heartbeat
     watcher: kills the process if it sends no heartbeat, and shuts the connection down when the process has ended
 
-The process may end, hang or send garbage. In each case it is killed if it still exists, and its end is waited for. Only then does
-everything that waits for the process fail, always with the same error. So when anybody learns of its end, the device memory that
-the process held is free.
+The process may end, hang or send garbage. In each case it is killed if it still exists, and the runtime waits for its end. Only
+then does everything that waits for the process fail, always with the same error. So whoever sees this error knows that the device
+memory of the process is free.
 
-The process is started by the first request. It is a new interpreter and not a fork, since JAX's threads do not survive a fork. It
-is not a `multiprocessing.Process`, for three reasons: such a process always imports the main module; if it is a daemon, it may
-have no processes of its own; if it is not, the interpreter waits for it at exit. This process ends when the runtime's process
+The first request starts the process. It is a new interpreter and not a fork, since JAX's threads do not survive a fork. It is not
+a `multiprocessing.Process`, for three reasons. A `multiprocessing.Process` always imports the main module. As a daemon, it may
+have no processes of its own. Otherwise, the interpreter waits for it at exit. The job's process ends when the runtime's process
 ends.
 """
 

@@ -1,10 +1,10 @@
-"""The payload: the first message to a job's own process, with the job and with what the process needs to know of its parent.
+"""The payload: the first message to a job's own process. It holds the job, and what the process must know of its parent.
 
-The parent is the runtime's process. Its JAX configuration, its main module, its `sys.argv`, and the device on which the job is to
-run are in the payload.
+The parent is the runtime's process. The payload has the parent's JAX configuration, its main module, its `sys.argv`, and the
+device on which the job is to run.
 
-Functions are sent by reference: the process imports their modules. If the job needs the main module, the process imports that
-module too, but not as `__main__`, so that what a script does under `if __name__ == "__main__":` is not done again. A lambda or a
+Functions are sent by reference: the job's process imports their modules. If the job needs the main module, the process imports
+that module too, but not as `__main__`. So what a script does under `if __name__ == "__main__":` is not done again. A lambda or a
 closure has no name to import; it is sent by value if cloudpickle is installed. The state is sent as its leaves, bit for bit
 (`exec/checkpoint/leaves.py`).
 """

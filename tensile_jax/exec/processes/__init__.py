@@ -1,1 +1,1 @@
-"""Processes: what lets the processes of a step that runs on devices of several of them agree on what they launch."""
+"""Lets several processes run one step on their devices together: they agree on what they launch."""

@@ -1,13 +1,15 @@
-"""A conversation of all processes of a step, in rounds: in each, every process gives what it has to say, and hears all others.
+"""A conversation of all processes of a step, in rounds: in each round, every process sends a message and receives those of all
+others.
 
     say(content)      waits until every process has said something, and returns what all of them have said
     leave(content)    says something for the last time, and does not wait
 
-A thread takes part in the rounds. A process that has nothing to say yet, since it plans or compiles, says so, and the round is
-repeated. So no process waits in a device for longer than `_PATIENCE_S`: Gloo, through which CPUs exchange data, gives up after
-half a minute. The thread also keeps the rounds from what the user has set in his own thread, by `jax.set_mesh` for instance.
+Each process has a thread that takes part in the rounds. A process that still plans or compiles has nothing to say yet. It says
+so, and the round is repeated. So no process waits in a device for longer than `_PATIENCE_S`. This matters because Gloo, through
+which CPUs exchange data, gives up after half a minute. The user may have changed settings in his own thread, by `jax.set_mesh`
+for instance; they do not affect this thread.
 
-The conversation is over after a round in which somebody has said something for the last time.
+The conversation is over after a round in which some process has said something for the last time.
 """
 
 import queue

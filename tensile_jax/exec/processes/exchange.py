@@ -1,9 +1,10 @@
-"""Gives each process of a step what every other one gives: a small program on one device of each, as JAX exchanges data.
+"""Gives each process of a step the bytes of all others, by a small program on one device of each process.
 
     1. every process gives the number of its bytes; all of them then know the largest
     2. every process gives its bytes, padded to a power of two that holds the largest
 
-Public JAX has such exchanges for all processes of a job only (`jax.experimental.multihost_utils`); a mesh may have fewer.
+Public JAX has such exchanges (`jax.experimental.multihost_utils`), but only for all processes of `jax.distributed`. A mesh may
+have fewer.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Defines the orders of the process that plans to the other processes of a step: what they compile, and what they then run.
+"""Defines orders, which one process of a step sends to the others. It plans for all, and orders what they compile and then run.
 
-    process that plans    plans, orders, compiles, takes the largest sizes of all processes, and plans again if need be
-    other processes       compile what is ordered, and give their sizes, until they are ordered to run a plan
+    process that plans    plans, orders, compiles, takes the largest size that any process reports, and plans again if need be
+    other processes       compile what is ordered, and report their sizes, until they are ordered to run a plan
 
-`common_plan.py` gives and follows the orders.
+`common_plan.py` gives the orders in one process, and follows them in the others.
 """
 
 import msgspec

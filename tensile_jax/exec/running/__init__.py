@@ -1,1 +1,1 @@
-"""Running: what carries out a compiled plan, iteration after iteration."""
+"""Carries out a compiled plan, iteration after iteration."""

@@ -1,14 +1,14 @@
-"""Runs a driven loop: every iteration of a long loop under the plan of its body (`trace/plannable_loops.py`).
+"""Runs a driven loop: a long loop whose every iteration runs under a plan of the loop's body (`trace/plannable_loops.py`).
 
-In the plan of the step around it, the loop is a segment by itself, and `DrivenLoop` stands in the place of that segment's
-executable. An iteration takes its elements from the stacked arrays, runs the body's plan, and puts its parts into the stacks of
-results, in place. What is carried from one iteration to the next is the state of the body's plan: it is donated, and may rest in
-host memory between two iterations if the user allows for that. It is on the device when the loop begins and when it ends.
+In the plan of the step around it, the loop is a segment by itself. A `DrivenLoop` takes the place of that segment's executable.
+Each iteration takes its elements from the stacked arrays, runs the plan of the body, and writes its results into the stacks of
+results, in place. The values carried from one iteration to the next are the state of the body's plan. They are donated, and may
+rest in host memory between two iterations if the user allows it. They are on the device when the loop begins and when it ends.
 
     device bytes = inputs of the loop + stacks of results + copies of carried values that the loop may not overwrite
-                 + peak of the body's plan - its constants - what it carries
+                 + peak of the body's plan - constants of that plan - carried values
 
-since the body's plan counts its constants and what it carries, and they are here already.
+The last two are subtracted because the peak of the body's plan includes them, and the first three terms count them already.
 """
 
 from collections import Counter

@@ -1,24 +1,24 @@
 """Runs the instructions of a plan, and recovers when the device is out of memory (TENSILE section III-D, "Executor").
 
-The executor carries out the instructions in their order. It decides only how to recover from three faults:
+The executor carries out the instructions in their order. It makes decisions only when it recovers from three faults:
 
-    - A tensor is still on the host when a segment needs it on the device. The executor copies it in at that moment. Such a copy
-      is a passive swap-in, and is counted. The arguments of an iteration are always checked for this. The inputs of each segment
+    - A tensor is still on the host when a segment needs it on the device. The executor then copies it in. Such a copy is a
+      passive swap-in, and is counted. The arguments of an iteration are always checked for this fault. The inputs of each segment
       are checked in watched iterations (the first three, then every fiftieth), and in the rest of an iteration in which a launch
-      failed. In any other iteration, the launch of the segment fails. The paper's executor checks before every
-      operator; here the checker has replayed the plan, so every input is there unless this package has a mistake.
-    - The device is out of memory. Everything that the segment does not read is copied to the host, apart from constants and
-      arguments that were not donated, and the segment is launched again. The iteration continues. `needs_lower_budget` is set,
-      and whoever called the executor plans again for less memory. These copies may exceed the budget of host memory, since the
-      step would be lost without them.
+      failed. In any other iteration, the launch of the segment fails. The paper's executor checks before every operator. Here
+      the checker has replayed the plan, so every input is on the device unless this package has a mistake.
+    - The device is out of memory. The executor copies to the host everything that the segment does not read, apart from constants
+      and arguments that were not donated. It launches the segment again, and the iteration continues. It sets
+      `needs_lower_budget`, and its caller plans again for less memory. These copies may exceed the budget of host memory, since
+      the step would be lost without them.
     - An input has another memory layout than the executable expects. All inputs are copied, and the segment is launched again.
 
-On a GPU, allocations follow the order of launches, so launches run ahead of the device (`run_ahead`). On a CPU, the memory of a
-segment is taken when the segment is launched, not when it runs, so each launch waits for the one before it.
+On a GPU, memory is allocated in the order of launches, so launches may run ahead of the device (`run_ahead`). On a CPU, a segment
+takes its memory when it is launched, not when it runs, so each launch waits for the one before it.
 
-Effects (callbacks, debug prints) happen once, where their segment runs. Segments run in the order of their launches: on a GPU
-because they share a stream, and on a CPU because each launch waits. On a CPU, an iteration with effects also ends before the
-next one begins. A segment for which the device had no memory has not begun, so it has had no effect.
+Effects (callbacks, debug prints) happen once, when their segment runs. Segments run in the order of their launches: on a GPU
+because they share a stream, and on a CPU because each launch waits. On a CPU, an iteration with effects also ends before the next
+one begins. If the device had no memory for a segment, that segment has not begun, so it has had no effect.
 """
 
 import time

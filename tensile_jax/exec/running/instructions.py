@@ -1,8 +1,8 @@
-"""Maps the instructions of a plan (`plan/result/instructions.py`) to those that the executor carries out: over numbered slots.
+"""Translates a plan's instructions (`plan/result/instructions.py`) into the executor's, which work on numbered slots.
 
-A slot holds one tensor. A tensor that is computed again has a new slot from then on, so that the results of a launch have
-consecutive slots. A launch has its executable. Otherwise, each instruction is that of the plan with slots in place of ids of
-tensors, and there are as many, in the same order. They are issued in the order of the list, so the list is the plan's schedule.
+A slot holds one tensor. A tensor that is computed again gets a new slot, so that the results of a launch have consecutive slots.
+A launch has its executable. Otherwise, each instruction equals that of the plan, with slots in place of tensor ids. There are as
+many instructions, in the same order. They are issued in that order, which is therefore the plan's schedule.
 """
 
 from collections.abc import Callable, Iterable, Sequence

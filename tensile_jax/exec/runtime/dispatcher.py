@@ -1,27 +1,28 @@
 """The dispatcher: carries out the controller's instructions for all jobs, and reports to the controller what happened.
 
-The dispatcher begins and ends every iteration, and issues its runs of moves. All of this is done under the dispatcher's lock, by
-one of these threads at a time. Whoever holds the lock never waits for the device and never runs user code.
+The dispatcher begins and ends every iteration, and issues its moves (launches, copies, waits) in groups, called *runs*. All of
+this happens under the dispatcher's lock, so one of the threads below acts at a time. Whoever holds the lock never waits for the
+device and never runs user code.
 
     dispatcher  handles the events that come from outside, in their order: batches, requests, plans, failures
-    launches    takes the runs with launches in their instruction, waits for each, and measures how long it took. On a GPU, which
-                allocates memory in the order of launches, all moves of a run are issued at once, under the lock. On a CPU, this
-                thread carries out the moves itself, one after another. When a run is over, this thread handles that event: it
-                ends the iteration and begins the next one, and no other thread must wake up for that
-    copies      several threads, which wait for the copies that a job's WAIT move waits for, for the copies of a whole state
-                (parking and unparking), and, in watched iterations, for copies whose times are recorded. They handle the events
-                when what they waited for is over
+    launches    takes the runs with launches in the order of their instructions, waits for each, and measures how long it took.
+                A GPU allocates memory in the order of launches, so all moves of a run are issued at once, under the lock. On a
+                CPU, this thread carries out the moves itself, one after another. When a run is over, this thread handles that
+                event: it ends the iteration and begins the next one, without waking another thread
+    copies      several threads, which wait for copies: for those of a job's WAIT move, for those of a whole state (parking and
+                unparking), and, in watched iterations, for those whose times are recorded. When such a wait is over, they handle
+                the event
     metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them for the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
-A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead:
-each launch has a span of its own, and live bytes are read after it.
+A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead.
+Each launch then has a span of its own, and live bytes are read after it.
 
-An exception from an actor fails only the actor's own job. Any other exception under the lock is an error of this project, and all
-jobs fail with it, so that no thread waits for them forever.
+An exception from an actor fails only the actor's own job. Any other exception under the lock is an error of this project. All
+jobs then fail, so that no thread waits for them forever.
 
 A runtime ends when nobody holds a reference to it and its jobs have ended. Therefore the dispatcher's threads hold no reference
-to the runtime or to its store. They post the events of a job's lifecycle (`messages.py`) by the job's number. Times are
+to the runtime or to its store. They post the events of a job's lifecycle (`messages.py`) under the job's number. Times are in
 microseconds.
 """
 

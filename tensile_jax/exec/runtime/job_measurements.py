@@ -1,6 +1,6 @@
-"""Measurements of one job while it runs: its speed, its peak, the time that it waited for copies, and its last loss.
+"""Measures one job while it runs: its speed, its peak, the time that it waited for copies, and its last loss.
 
-`numbers_of` finds the metrics of a step that are single numbers, which are reported to the user.
+`numbers_of` picks the metrics of a step that are single numbers. They are reported to the user.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The life of one job, from its submission to its end, as a pure state machine: `step` maps (record, event) to
+"""Decides the life of one job, from its submission to its end. It is a pure state machine: `step` maps (record, event) to
 (record, instructions).
 
     preparing -> (queued) -> running <-> paused -> finished | failed | cancelled
@@ -6,16 +6,16 @@
 A job can fail or be cancelled in each of the first four states. A running job becomes queued again if the budget is lowered below
 what it needs.
 
-The controller (`exec/controller/machine.py`) decides about the memory of all jobs together. This module decides about the life
-of one job. The events of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. A
-`Runtime` calls `step` with each event while it holds its store's lock, and carries out the instructions in their order. There is
-no JAX, clock, lock or thread here. Errors, metrics and saved states are only passed on.
+The controller (`exec/controller/machine.py`) decides about the memory of all jobs together. This module decides about the life of
+one job. The events of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. For each
+event, a `Runtime` calls `step` while it holds its store's lock, and carries out the instructions in their order. There is no JAX,
+clock, lock or thread here. Errors, metrics and saved states are only passed on.
 
 A job ends in two stages. In the first stage its last state is saved; `leaving` is true from then on. In the second stage the job
-waits until its last callback has returned, and `ending` is how it will end. A job that failed or was cancelled has no second
-stage. The saves of one job are made one after another, in the order of `saves`.
+waits until its last callback has returned; `ending` says how it will end. A job that failed or was cancelled has no second stage.
+The saves of one job are made one after another, in the order of `saves`.
 
-For any order of events:
+The following holds for any order of events:
 
     - A job ends exactly once. After that it causes no instructions, except those that report saves still under way.
     - If the job makes checkpoints, every state that comes with `Paused`, `Released` or `Lost` is saved, in the order of steps.

@@ -1,7 +1,7 @@
-"""The messages of a job's lifecycle: events report what has happened to the job, and instructions say what is to be done.
+"""Defines the messages of a job's lifecycle: events report what has happened to the job, and instructions say what is to be done.
 
-For each instruction that takes time, an event reports when it is done. States, metrics and errors are passed on as they are.
-There is no JAX here.
+When an instruction that takes time is done, an event reports it. States, metrics and errors are passed on unchanged. This module
+does not use JAX.
 """
 
 from typing import Any, NamedTuple

@@ -3,20 +3,21 @@
 The paper calls it the Memory Scheduler. It does five things:
 
     - It makes the first plan of a new job.
-    - Whenever a new job of policy `tensile` comes, it chooses the swaps of all jobs of this policy together, and plans those jobs
-      again whose swaps have changed.
-    - It plans again for a job whose plan needs more memory than a lowered budget.
+    - Whenever a new job of policy `tensile` comes, it chooses the swaps of all jobs of this policy together. It then plans those
+      jobs again whose swaps have changed.
+    - If the budget is lowered, it plans again for each job whose plan needs more memory.
     - It plans again for a job whose latencies have drifted, if the user wants that (`plan/update.py`).
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
       in host memory while other jobs run.
 
-The rules for these choices are in `plan/multi_job`.
+`plan/multi_job` has the rules for these choices.
 
 A new job is first planned for the memory that is left while every other job holds what it holds between iterations. If there is
-no such plan, the new job is planned for the whole budget, and the jobs are then parked and unparked in turns.
+no such plan, the new job is planned for the whole budget. The jobs are then parked (their state is copied to the host) and
+unparked in turns.
 
-Tracing runs the user's step, which may hang. So each step is traced in a thread of its own, and the planner's thread runs no user
-code.
+Tracing runs the user's step, which may hang. So each step is traced in a thread of its own, and the planner's thread never runs
+user code.
 """
 
 import queue

@@ -1,13 +1,13 @@
 """The recorder: keeps when each run and copy was carried out, and how many bytes were on the device.
 
-Its own memory is bounded, however long the jobs run:
+The recorder's own memory is bounded, however long the jobs run:
 
-    spans    the latest `_MOST` runs and copies
-    levels   the bytes on the device over the whole time. When there are `_MOST` levels, every two neighbours are merged into the
-             one with more bytes, so that half as many remain and no peak is lost
+    spans    the latest `_MOST` runs (groups of moves) and copies
+    levels   the bytes on the device over the whole time. When there are `_MOST` levels, each pair of neighbours is merged into
+             the one with more bytes. So half as many remain, and no peak is lost
 
-The dispatcher only appends the controller's states, which are immutable. Levels are computed from them later, in another
-thread: when somebody reads the record, or when `_MOST_STATES` states wait.
+The dispatcher only appends the controller's states, which are immutable. Another thread computes levels from them later: when
+somebody reads the record, or when `_MOST_STATES` states wait.
 """
 
 import threading

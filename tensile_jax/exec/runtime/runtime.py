@@ -6,9 +6,9 @@
         for event in runtime.events(): ...
         state = a.result()
 
-The runtime itself decides little. It checks the user's arguments. It receives the events of every job, gives them to the job's
-lifecycle (`lifecycle.py`), and carries out the instructions that the lifecycle returns. All of this is done under the lock of the
-store (`store.py`). The parts of a runtime are:
+The runtime itself decides little. It checks the user's arguments. It gives the events of every job to the job's lifecycle
+(`lifecycle.py`), and carries out the instructions that the lifecycle returns. All of this happens under the lock of the store
+(`store.py`). A runtime has these parts:
 
     lifecycle        decides what becomes of one job               pure
     controller       decides who holds memory and who runs next    pure; "Global Controller" (TENSILE section III-D)
@@ -19,7 +19,7 @@ store (`store.py`). The parts of a runtime are:
     feed             one for each job: runs its user code          a thread
 
 The segments of a job are chosen once, when the job is prepared. Other jobs change which of its tensors are in host memory and
-when, but never a result. Only if the budget is lowered below what the job needs are its segments chosen again, which changes the
+when, but never a result. Its segments are chosen again only if the budget is lowered below what the job needs. This changes the
 rounding of its results.
 """
 

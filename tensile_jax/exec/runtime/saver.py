@@ -1,8 +1,9 @@
-"""The saver: writes the checkpoints of jobs and fetches their last states for the user, in two threads.
+"""Writes the jobs' checkpoints, and fetches their last states for the user. Two threads do this, so two jobs can be saved at
+once.
 
-A job's `Lifecycle.saves` lists what is to be saved. The saves of one job are made one after another, in the order of that list,
-since writing a checkpoint removes the checkpoints of later steps, which a resumed job makes again. The saves of two jobs may be
-made at the same time.
+A job's `Lifecycle.saves` lists what is to be saved. One job's saves are made one after another, in the order of that list. The
+order matters: writing the checkpoint of a step removes the checkpoints of later steps. These are left from before the job was
+resumed, and the job makes them again.
 """
 
 from concurrent.futures import ThreadPoolExecutor

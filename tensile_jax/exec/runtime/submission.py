@@ -1,6 +1,6 @@
-"""The arguments of `Runtime.submit`, checked, as the record `Submission`.
+"""Checks the arguments of `Runtime.submit`, and puts them into the record `Submission`.
 
-They are checked before the job's state is taken from the user and before anything else is done.
+They are checked first of all, before the job's state is taken from the user.
 """
 
 from collections.abc import Callable, Sequence
