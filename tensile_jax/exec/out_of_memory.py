@@ -1,4 +1,4 @@
-"""Tells the error of a device that has no memory for a launch from other errors of XLA."""
+"""Tells whether an error of XLA means that the device had no memory for a launch."""
 
 
 def is_out_of_memory(error: Exception, *, effectful: bool) -> bool:

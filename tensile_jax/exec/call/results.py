@@ -1,5 +1,4 @@
-"""Gives the results of a plan the sharding, the commitment and the memory that `jax.jit` would give them, without needless
-copies.
+"""Gives a plan's results the sharding, the commitment and the memory that `jax.jit` would give them, without needless copies.
 
 Three kinds of results differ from those of `jax.jit` when a plan's last segment has run:
 

@@ -5,9 +5,9 @@ exactly if their equations, shapes, connections and donations are the same. They
 of a network compile once.
 
 A segment with effects (callbacks, debug prints) returns one number after its outputs. When that number is there, the segment is
-over. So a segment can be waited for even if it has no outputs. The number is also returned beside a single output, because
-XLA:CPU fails to compile some programs in which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ...
-is live and cannot be removed").
+over. So a segment can be waited for even if it has no outputs. A single output has the number beside it, too: XLA:CPU fails to
+compile some programs in which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and
+cannot be removed").
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -1,5 +1,4 @@
-"""Prepares a saved plan to run: compiles its segments, corrects its sizes, and plans the step again if the plan exceeds its
-budget.
+"""Prepares a saved plan to run: compiles its segments, corrects its sizes, and plans the step again if the budget is exceeded.
 
 The sizes in a saved plan may be estimates, since `tensile plan` compiles nothing. They may also come from another machine. So the
 segments are compiled here, and XLA's figures for their workspaces replace those in the file. If the plan then needs more than the

@@ -6,9 +6,9 @@
                        write checkpoints; send a heartbeat every two seconds, and end the process when the runtime's process has
                        ended
 
-If a request for planning or saving fails (no plan keeps a budget, or a checkpoint cannot be written), the runtime gets the error
-and the process goes on. If any other request fails, a move for instance, the runtime ends the process. The process ignores Ctrl-C
-in the terminal, since the runtime handles it.
+A request for planning or saving may fail: no plan keeps a budget, or a checkpoint cannot be written. The runtime then gets the
+error, and the process goes on. If any other request fails, a move for instance, the runtime ends the process. The process ignores
+Ctrl-C in the terminal, since the runtime handles it.
 """
 
 import os

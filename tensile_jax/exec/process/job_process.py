@@ -1,5 +1,4 @@
-"""Represents a job's own process in the runtime: starts it, sends it requests, receives its messages, and makes sure that it
-ends.
+"""Represents a job's own process in the runtime: starts it, sends requests, receives messages, and makes sure that it ends.
 
     runtime's threads --Ask--> outbox --writer--> socket --> `exec/process/child.py`
                       <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Heartbeat

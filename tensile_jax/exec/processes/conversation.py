@@ -1,5 +1,4 @@
-"""A conversation of all processes of a step, in rounds: in each round, every process sends a message and receives those of all
-others.
+"""A conversation of all processes of a step, in rounds: in each round, every process sends a message and receives all others.
 
     say(content)      waits until every process has said something, and returns what all of them have said
     leave(content)    says something for the last time, and does not wait

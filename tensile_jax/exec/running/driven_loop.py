@@ -1,7 +1,7 @@
 """Runs a driven loop: a long loop whose every iteration runs under a plan of the loop's body (`trace/plannable_loops.py`).
 
 In the plan of the step around it, the loop is a segment by itself. A `DrivenLoop` takes the place of that segment's executable.
-Each iteration takes its elements from the stacked arrays, runs the plan of the body, and writes its results into the stacks of
+Each iteration takes its elements from the stacked arrays and runs the plan of the body. It writes its results into the stacks of
 results, in place. The values carried from one iteration to the next are the state of the body's plan. They are donated, and may
 rest in host memory between two iterations if the user allows it. They are on the device when the loop begins and when it ends.
 

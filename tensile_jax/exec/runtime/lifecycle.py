@@ -1,5 +1,6 @@
-"""Decides the life of one job, from its submission to its end. It is a pure state machine: `step` maps (record, event) to
-(record, instructions).
+"""Decides what becomes of one job, from its submission to its end.
+
+It is a pure state machine: `step` maps (record, event) to (record, instructions).
 
     preparing -> (queued) -> running <-> paused -> finished | failed | cancelled
 
@@ -19,8 +20,8 @@ The following holds for any order of events:
 
     - A job ends exactly once. After that it causes no instructions, except those that report saves still under way.
     - If the job makes checkpoints, every state that comes with `Paused`, `Released` or `Lost` is saved, in the order of steps.
-    - The last state of a job that failed or was cancelled is kept for the user, unless it is lost. It is lost if the job failed
-      in the middle of an iteration, if its process died, or if the device does not respond; then `Lost` has no state.
+    - The last state of a job that failed or was cancelled is kept for the user, unless it is lost. It is lost in three cases: the
+      job failed in the middle of an iteration, its process died, or the device does not respond. Then `Lost` has no state.
     - The folder of checkpoints is released exactly once: when the job has ended and nothing is being saved.
 """
 

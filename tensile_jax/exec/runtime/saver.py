@@ -1,5 +1,4 @@
-"""Writes the jobs' checkpoints, and fetches their last states for the user. Two threads do this, so two jobs can be saved at
-once.
+"""Writes the jobs' checkpoints, and fetches their last states for the user. Two threads do this, so two jobs are saved at a time.
 
 A job's `Lifecycle.saves` lists what is to be saved. One job's saves are made one after another, in the order of that list. The
 order matters: writing the checkpoint of a step removes the checkpoints of later steps. These are left from before the job was
