@@ -5,13 +5,14 @@ A tensor that is an argument or a result of the step is named by its path in the
 `ResNet/Block_3/Conv_1/conv_general_dilated`. The scope ends in an apostrophe (`Block_3'`) if differentiation added the operator.
 
 An input is *carried* if it is state: an output of the step takes its place in the next iteration. The role of a tensor follows
-from its place in the program, and the first line that fits decides:
+from its place in the program. It is the first role in this table that fits:
 
     parameter        carried input that is no scalar, that a heavy operator depends on, and whose path names no optimizer (`opt`)
     optimizer_state  carried input whose path names an optimizer, or that has the shape of a parameter and whose new value depends
                      on a gradient
     state            any other carried input (statistics, counters, keys)
-    batch, constant  input that is not carried; captured array
+    batch            an input that is not carried
+    constant         an array that the step's function captures
     (as its input)   output that takes the place of a carried input
     output           any other output of the step
     gradient         result of an operator of the backward pass (scope `transpose`), with the shape of a parameter

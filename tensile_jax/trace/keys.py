@@ -1,4 +1,5 @@
-"""Keys of parts of a program: equal keys mean the same value, or the same computation."""
+"""Makes hashable keys for parts of a program: equal keys mean the same value, or the same
+computation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A flat step: one list of equations, without calls.
+"""Defines the program of a step: one flat list of equations, without calls.
 
     Program  ::= Equation*  inputs=(Variable*)  constants={Variable: array}  outputs=(Variable*)
     Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope

@@ -1,4 +1,4 @@
-"""Runs equations of a flat program on values, which may be tracers.
+"""Runs equations of a flat program on values, which may be JAX's tracers.
 
 Neighbouring equations of one opened `shard_map` run together in one `shard_map` (`reading/shard_maps.py`).
 """

@@ -1,18 +1,20 @@
 """Estimates what the body of a loop, or a branch of a conditional, holds in device memory beside its inputs and outputs.
 
-XLA compiles a body as it does a step: it writes what heavy operators and reductions make, what heavy operators read, and the
-results of expensive light operators that several kernels read. Everything else is computed on the fly, so what it is computed
-from is held until then. A body differs from a step in what it is given and what it returns:
+XLA compiles a body as it compiles a step. *Heavy* operators run as kernels of their own, and *light* ones are fused into their
+neighbours (`fusion_kinds.py`). XLA writes to memory what heavy operators and reductions make, what heavy operators read, and the
+results of expensive light operators that several kernels read. Every other value is computed where it is used, so its operands
+are held until then. A body differs from a step in its inputs and outputs:
 
-    carried value   comes in the memory of a buffer, and its next value goes to the same buffer. XLA updates these at the end of
-                    the body, so what light operators compute them from is held until there. The gradients of a training loop
-                    are like that, and the parts of a gradient in the backward pass of a recurrent network.
-    element         of a stacked array: written if a heavy operator reads it, from its first use to its last one.
+    carried value   comes in a buffer, and its next value goes to the same buffer. XLA updates this buffer at the end of the
+                    body. So what light operators compute the next value from is held until there. The gradients of a training
+                    loop are like that, and the parts of a gradient in the backward pass of a recurrent network.
+    element         of a stacked array: in memory from its first use to its last one, if a heavy operator reads it.
     update          of a part of an array (`dynamic_update_slice`, a scatter): in place, if nothing needs the array afterwards.
-    branch          its results are in the memory of the conditional's results.
+    branch          the results of a branch are in the memory of the conditional's results.
 
-For recurrent networks, training loops, sampling and L-BFGS, the estimate is 0.8 to 1.1 times what XLA:CPU needs, and 0.7 to 1.3
-times what XLA for an H200 needs, unless that is mostly the 4 MB that products may take there.
+The estimate was compared with XLA for recurrent networks, training loops, sampling and L-BFGS. It is 0.8 to 1.1 times what
+XLA:CPU needs, and 0.7 to 1.3 times what XLA for an H200 needs. Exceptions are bodies whose memory on the H200 is mostly the 4 MB
+that XLA may use there for products.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,8 @@
 """Describes a heavy equation by numbers, from which its latency is predicted (TENSILE section IV-A: "input information").
 
-The numbers are logarithms of sizes: those of all operands and results, the operations and bytes, and the parameters of a
-product or a convolution, in one order whatever the layout of the operands. Equations of one primitive have equally many numbers.
+The numbers are logarithms: of the sizes of all operands and results, of the operations and bytes, and of the parameters of a
+product or a convolution. The order of these parameters does not depend on the layout of the operands. All equations of one
+primitive have equally many numbers.
 """
 
 import math

@@ -1,12 +1,12 @@
-"""Says of which kind an equation is: heavy, light, or a reduction. The kinds decide what XLA fuses.
+"""Finds the kind of an equation: heavy, light, or a reduction. The kind says whether XLA fuses the equation with its neighbours.
 
     heavy      XLA runs the equation as a kernel of its own: inputs and outputs lie in device memory
     reduction  light, but the equation passes over its whole input at once
     light      XLA fuses the equation into its neighbours
 
-The kind is looked up in a table of primitives. A primitive that is not in the table is heavy, because the errors are not
-equally bad: a light equation that counts as heavy costs some time, but if a heavy equation counts as light, the planner expects
-a fusion that does not happen.
+The kind is looked up in a table of primitives. A primitive that is not in the table counts as heavy, because that is the smaller
+error. A light equation that counts as heavy costs some time. If a heavy equation counts as light, the planner expects a fusion
+that does not happen.
 """
 
 from tensile_jax.ir import OUTER_PRODUCTS, Kind

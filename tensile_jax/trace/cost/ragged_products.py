@@ -1,8 +1,7 @@
-"""Estimates what a product of ragged groups costs (`jax.lax.ragged_dot`, of which mixtures of experts are made).
+"""Estimates what a product of ragged groups costs (`jax.lax.ragged_dot`, which mixtures of experts use).
 
 The rows of one operand are divided into groups of any sizes, and each group is multiplied by a matrix of its own. On CPUs and on
-NVIDIA GPUs, XLA evaluates that as a product in which each group is as large as all of them together (jax 0.10.2 and 0.12.0;
-compiled for an H200):
+NVIDIA GPUs, XLA treats each group as if it were as large as all groups together (jax 0.10.2 and 0.12.0; compiled for an H200):
 
     the groups are of   XLA multiplies              and writes to memory
     rows                [g, m, k] by [g, k, n]      the left operand once for each group, with zeros for the rows of the others,
@@ -10,7 +9,8 @@ compiled for an H200):
     terms               [g, m, k] by [g, m, n]      both operands once for each group
     batches             the operands as they are    nothing
 
-With the option `jax_ragged_dot_use_gpu_pallas_triton_lowering`, JAX uses a kernel of its own, which needs no such memory.
+Here g is the number of groups, and m the size of the axis that is divided into groups. With the option
+`jax_ragged_dot_use_gpu_pallas_triton_lowering`, JAX uses a kernel of its own, which needs no such memory.
 """
 
 import math

@@ -1,23 +1,28 @@
 """Estimates what devices exchange for one equation of a sharded step, from the shardings of its operands and of its result.
 
-Each mesh axis is considered alone. In a product, an axis may divide a dimension that both operands have and the result does not.
-Then every device computes a part of the sum, and the parts are added: all of them (all-reduce), or only those of a shard, if the
-axis divides another dimension of the result (reduce-scatter), as in the gradient of a weight under FSDP. Or an axis divides a
-dimension of one operand, but not that dimension of the result. Then the operand is collected first (all-gather), as FSDP does
-with weights. For n devices along the axis and m bytes on each device after the exchange, a device sends
+Each mesh axis is considered alone. A product needs an exchange in three cases:
+
+    - The axis divides a dimension that both operands have and the result does not. Then every device computes a part of the sum,
+      and all parts are added (all-reduce).
+    - The same, but the axis divides another dimension of the result, as in the gradient of a weight under FSDP. Then each device
+      adds the parts of its own shard only (reduce-scatter).
+    - The axis divides a dimension of one operand, but not that dimension of the result. Then the operand is collected first
+      (all-gather), as FSDP does with weights.
+
+For n devices along the axis and m bytes on each device after the exchange, a device sends so many bytes:
 
     all-reduce      2 (n - 1) / n * m
     reduce-scatter      (n - 1)     * m
     all-gather          (n - 1) / n * m
 
-In the body of an opened `shard_map` (`reading/shard_maps.py`), devices exchange only what the collective operations say.
+In the body of an opened `shard_map` (`reading/shard_maps.py`), devices exchange only what its collective operations name.
 
-A reduction is treated as a product with one operand. So is a look-up in a table that is divided along what is looked up: each
-device has some of the rows, and zeros instead of the others. And so are scattered updates, if an axis divides them: each device
-adds up its own. Of all other equations, only a constraint that gathers its operand counts. XLA may choose other exchanges, so
-these figures are for comparing plans, and not a measurement. What is gathered also lies in device memory while the equation
-runs (`gathered`). A device that has a part of a sum, or has gathered an operand, computes more than the shapes of its shards
-say (`work`). Sizes in bytes per device.
+A reduction is treated as a product with one operand. So is a look-up in a table whose rows are divided: each device has some of
+the rows, and zeros instead of the others. So are scattered updates, if an axis divides them: each device adds up its own updates.
+Of all other equations, only a sharding constraint that gathers its operand counts. XLA may choose other exchanges, so these
+figures serve to compare plans, and are not a measurement. A gathered operand also lies in device memory while the equation runs
+(`gathered`). A device that computes a part of a sum, or gathers an operand, does more operations than the shapes of its shards
+say (`work` times as many). Sizes are in bytes per device.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,35 +1,35 @@
 """Decides which loops and conditionals of a step are opened or split, so that the planner sees what is in them.
 
-A scan that stays whole is one operator: all that its iterations keep for the backward pass is stacked, and stays on the device
-from the forward loop to the backward loop. If a scan is opened, each iteration is planned and launched, and nothing is stacked. A
-scan is opened if
+A scan that stays whole is one operator. What its iterations keep for the backward pass is stacked, and stays on the device from
+the forward loop to the backward loop. If a scan is opened, each iteration is planned and launched by itself, and nothing is
+stacked. A scan with one iteration or none is opened. Any other scan is opened if all of these hold:
 
-    - it has one iteration or none; or
-    - an iteration is worth a launch: it has a heavy operator, and computes at least a million floating-point operations or makes
-      at least 256 KiB; and there are at most 128 iterations, or at most 32 if the loop is a recurrence (a heavy operator combines
-      what is carried with what is the same in every iteration); and all of them together have at most 20,000 equations, counted
-      with the loops inside of them opened by the same rule.
+    - An iteration is worth a launch: it has a heavy operator (one that XLA runs as a kernel of its own), and computes at least a
+      million floating-point operations or makes at least 256 KiB.
+    - There are at most 128 iterations. There are at most 32 if the loop is a recurrence: a heavy operator combines what is
+      carried with what is the same in every iteration.
+    - All iterations together have at most 20,000 equations. To count them, the loops inside are opened by the same rule.
 
-Layers of a network and parts of a batch are like that. Time steps of a recurrent network are mostly too many.
+Loops over the layers of a network or the parts of a batch are mostly opened. A recurrent network mostly has too many time steps.
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
-those that work on mutable references. Of the scans that stay whole, some run under a plan of their body (`plannable_loops.py`).
+loops that work on mutable references. Some of the scans that stay whole run under a plan of their body (`plannable_loops.py`).
 
-A scan that is not opened can be split into up to 16 shorter ones, if it leaves stacks, most likely for a backward pass, that
-are much larger than what is carried from each of these to the next. Each shorter scan is compiled, so there are fewer of them if
-an iteration has more than 1,250 equations, and up to 8 if it has more than 2,500, such as one of a physics engine. The loop of
-the backward pass is split at the same places (`treatments.py`), even if the rules above would open it. So what some iterations
-leave can be dropped, and these iterations run again, as if each part were inside of `jax.checkpoint`. Time steps of recurrent
-networks, solvers of differential equations, and very many layers are like that. Splitting loops is a rewrite of the step
-(`rewrites/split_loops.py`), which the budget decides about. With `open_loops` True or False, no scan is split.
+A scan that is not opened can be split into up to 16 shorter scans. It is split if it leaves large stacks, most likely for a
+backward pass: much larger than what all shorter scans together carry on to the next. Each shorter scan must be compiled, so an
+iteration with more equations gives fewer of them: less than 16 above 1,250 equations, and 8 above 2,500, as in a physics engine.
+The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open it. Then the plan
+can drop what some iterations leave, and run these iterations again, as if each part were inside of `jax.checkpoint`. Splitting
+suits time steps of recurrent networks, solvers of differential equations, and very many layers. It is a rewrite of the step
+(`rewrites/split_loops.py`): whether it is used depends on the budget. With `open_loops` True or False, no scan is split.
 
-A conditional that stays whole is one operator, too: all its operands and all its results are on the device at once, and XLA
-copies what it updates. The optimizers that may refuse a step are like that (`optax.apply_if_finite`), and so are steps that
-update an average of their weights now and then: most of the state is in one conditional. If a conditional is opened, all its
-branches are computed, and each result is selected. A conditional is opened if
+A conditional that stays whole is one operator, too. All its operands and all its results are on the device at once, and XLA
+copies what the conditional updates. In some steps, most of the state goes through one conditional: with optimizers that may
+refuse a step (`optax.apply_if_finite`), or if an average of the weights is updated now and then. If a conditional is opened, all
+its branches are computed, and each result is selected. A conditional is opened if all of these hold:
 
-    - its branches have no effects and no heavy operators, so XLA fuses most of them with what is around them;
-    - they read at most four times as many bytes as they give, so computing them needlessly costs little more than copying; and
-    - all of them together compute at most twice as much as one of them.
+    - Its branches have no effects and no heavy operators, so XLA fuses most of them with what is around them.
+    - They read at most four times as many bytes as they give, so computing them needlessly costs little more than copying.
+    - All branches together compute at most twice as much as the branch that computes most.
 """
 
 from functools import cache, partial

@@ -1,6 +1,7 @@
 """Finds the treatment of every loop and conditional of a step, before the step is flattened.
 
-Which loops are treated depends on what is around them, so this is a walk over the nested jaxpr:
+A *treatment* says whether a loop or a conditional is kept whole, opened or split (`reading/treatment.py`). The treatment of a
+loop depends on what is around it, so this module walks over the nested jaxpr:
 
     call, opened loop   the walk goes on inside
     whole, split loop   nothing inside is treated, since the loop stays one operator or becomes several
@@ -8,12 +9,12 @@ Which loops are treated depends on what is around them, so this is a walk over t
     `shard_map`         nothing inside is treated
 
 The backward pass of a loop reads the stacks that the forward pass leaves. If the forward loop is split, the backward loop is
-split at the same places, without asking for a rule: each part then reads the stacks of its own iterations, and nobody needs
-them joined. To see that, the walk follows the stacks of opened and split loops through the jaxpr.
+split at the same places, whatever the rules say. Each part of it then reads the stacks of its own iterations, and nobody needs
+the stacks joined. To find such loops, the walk follows the stacks of opened and split loops through the jaxpr.
 
-Some loops and conditionals cannot be treated: those that work on mutable references stay whole, and so do those whose iterations
-would have to be taken from arrays in host memory, because JAX takes no element of these by an index on the device. A loop in an
-opened loop is not split, and neither is a loop with effects.
+Some loops and conditionals always stay whole. Some of them work on mutable references. For others, the inputs of an iteration
+would come from arrays in host memory, and JAX takes no element of such an array by an index on the device. A loop in an opened
+loop is not split, and neither is a loop with effects.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Finds which donated inputs a step takes, by the rule of `jax.jit`."""
+"""Finds which donated inputs a step *takes*: an output reuses their memory. The rule is that of `jax.jit`."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Flattens a jaxpr into one list of equations, without calls, dead equations and repeated equations.
 
-A jaxpr nests: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
+Jaxprs are nested: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
 jaxpr. In the program, the equations of the inner jaxpr replace that equation, which changes no result. Loops and conditionals are
-replaced as their treatments say (`treatment.py`):
+replaced as their *treatments* say, which were chosen before (`treatment.py`):
 
     opened `scan`   by its iterations
     split `scan`    by several shorter scans
@@ -17,20 +17,20 @@ recompute and what to swap. If the user's choice is to be respected, the repeate
 
 An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged and never removed, and the
 equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program repeats it too,
-because plain jit runs it twice. Mutable references that the step makes become the values that they hold
+because plain jit runs the effect twice. Mutable references that the step makes become the values that they hold
 (`mutable_references.py`).
 
-Weak types are forgotten. A number is *weakly typed* if its type gives way to that of another operand, as the types of Python's
-numbers do. Weak types decide the type of each result while JAX traces a step, and mean nothing in a traced step. But state that
-begins as a Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step
-again. Therefore every variable of a program is strongly typed, conversions of a value to its own type are left out, and
-`Program.weak` says which results of the step are weakly typed. The two traces then give equal programs, which share one plan.
+The program forgets weak types. A number is *weakly typed* if its type gives way to the type of another operand, as the types of
+Python's numbers do. JAX needs weak types only while it traces a step, to decide the types of results. State that begins as a
+Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step again. To give
+equal programs for both traces, every variable of a program is strongly typed, and conversions of a value to its own type are left
+out. Equal programs share one plan. `Program.weak` says which results of the step are weakly typed.
 
-`simplify.py` lists the other changes, which keep every bit of the results. In the end, every output has memory of its own
-(`separate`).
+`simplify.py` lists the other changes, which keep every bit of the results. At the end, `separate` gives every output memory of
+its own.
 
-The walk over a jaxpr is that of JAX's tutorial "autodidax": an environment maps the variables of the jaxpr to those of the
-program; inputs are read from it, and outputs are written to it.
+The walk over a jaxpr is that of JAX's tutorial "autodidax". An environment maps the variables of the jaxpr to variables of the
+program. For each equation, inputs are read from the environment, and outputs are written to it.
 """
 
 from collections.abc import Collection, Mapping, Sequence

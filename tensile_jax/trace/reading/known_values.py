@@ -1,4 +1,4 @@
-"""Values that a step computes from numbers that are written into it, and that are known before it runs."""
+"""Finds the values of a step that are known before it runs, because the step computes them from constants in its code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

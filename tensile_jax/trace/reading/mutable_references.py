@@ -13,7 +13,7 @@ an immediate value) that the reference holds. Reading the whole reference gives 
 access, or a loop that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
 
 A reference from outside the step (an argument, or a reference that the function captures) is refused. Such a reference must be
-written when the step ends, and a step that is cut into segments cannot write all of it at once.
+written when the step ends. A step that runs in segments cannot write the whole reference at one time.
 """
 
 from collections.abc import Sequence

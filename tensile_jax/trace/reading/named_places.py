@@ -1,7 +1,7 @@
 """Finds the places that the code of a step names: the shardings and memory spaces for which `jax.jit` commits its results.
 
-If a step names a place, `jax.jit` commits all results of the step, and runs the step on the devices that are named. These
-equations name places, also in inner jaxprs:
+If a step names a place, `jax.jit` runs the step on the named devices, and *commits* all results of the step to them: later
+computations stay on these devices. The following equations name places, also in inner jaxprs:
 
     sharding_constraint   its sharding, unless that is on an abstract mesh
     device_put            a sharding or a memory space; but not a device or a `Format`, for which `jax.jit` commits nothing
@@ -10,9 +10,10 @@ equations name places, also in inner jaxprs:
     compute_on            the memory spaces of its results
     call_exported         the memory spaces of its results
 
-Other equations have such parameters, too, and name no place. JAX writes the memory space of the device beside the values that
-the branch of a `cond` does not have for the backward pass (`empty2`), and a sharding without axes beside some casts. Dead
-equations name no place either, since `jax.jit` removes them first; with `keep_unused` it keeps them, and their places count.
+Some other equations have such parameters, too, but name no place. The primitive `empty2` stands for a value that one branch of a
+`cond` does not have for the backward pass; JAX gives it the memory space of the device. Some casts have a sharding without axes.
+Dead equations name no place either, since `jax.jit` removes them first. With `keep_unused`, `jax.jit` keeps dead equations, and
+their places count.
 """
 
 from collections.abc import Iterable

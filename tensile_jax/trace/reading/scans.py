@@ -1,16 +1,16 @@
 """Reads a scan, and makes the equations by which its iterations take what they need from stacked arrays.
 
-`lax.scan` runs a body `length` times. Every loop of JAX with a fixed number of turns is a scan: `nn.scan` and `nnx.scan` over
-the layers of a network, gradient accumulation over parts of a batch, `fori_loop` with constant bounds, and their gradients. The
-inputs and outputs of a scan, and those of its body, are
+`lax.scan` runs a body `length` times. Every loop of JAX with a fixed number of turns is a scan: `nn.scan` and `nnx.scan` over the
+layers of a network, gradient accumulation over parts of a batch, `fori_loop` with constant bounds, and their gradients. These are
+the inputs and outputs of a scan, and of its body:
 
     scan  : constants, carry, xs (stacked) -> carry, ys (stacked)
     body  : constants, carry, x            -> carry, y
 
-where xs and ys have one more axis than x and y, the first, of `length`. A *split* scan is replaced in the program by shorter
-scans, each for some of the iterations (`flatten.py`). The stacks of each are variables of their own. An *opened* scan is split
-into single iterations, whose bodies stand in the program instead of shorter scans. Nothing is then stacked that nobody needs as a
-stack: what an iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other.
+Here xs and ys have one more axis than x and y: the first axis, of size `length`. If a scan is *split*, shorter scans replace it
+in the program, each for some of the iterations (`flatten.py`). The stacks of each shorter scan are variables of their own. If a
+scan is *opened*, the bodies of its single iterations replace it. Then a value is stacked only if somebody needs the stack. What
+an iteration of the forward pass leaves for the same iteration of the backward pass is a variable like any other.
 """
 
 from collections.abc import Mapping, Sequence

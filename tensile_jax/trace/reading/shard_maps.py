@@ -1,16 +1,16 @@
-"""Opens `jax.shard_map`, so that its body is planned operator by operator, and closes it again around what a segment runs of it.
+"""Opens `jax.shard_map`, so that its body is planned operator by operator, and wraps what a segment runs in a `shard_map` again.
 
-Inside of `shard_map`, a value is the *shard* of one device. In the program, the value is the array of all shards, which the
-devices concatenate along its first axis; a scalar gets a first axis. That is how JAX itself returns the residuals of a
-`shard_map`. A value that does not vary along an axis of the mesh is the same on all devices along that axis, and is one shard
-for them.
+Inside of `shard_map`, a value is the *shard* of one device. In the program, the value is one array: the shards of all devices,
+concatenated along the first axis. A scalar gets a first axis for this. JAX itself returns the residuals of a `shard_map` in this
+form. If a value does not vary along an axis of the mesh, all devices along that axis have the same shard, and the array contains
+it once.
 
 An equation of the body becomes an equation of the program with a `Mapped` primitive, which says how the shards of its operands
 and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`). This
-`shard_map` moves nothing between devices at its boundaries, since the arrays are divided in the way in which it reads them.
+`shard_map` moves nothing between devices at its boundaries, since the arrays are already divided into the shards that it reads.
 
-The body is not opened, and `shard_map` stays one operator, if the body has effects (prints, callbacks, references), if some
-axes of the mesh stay automatic inside, or if the mesh has one device.
+The body is not opened, and `shard_map` stays one operator, if the body has effects (prints, callbacks, references), if some axes
+of the mesh stay automatic inside, or if the mesh has one device.
 """
 
 from collections.abc import Callable, Sequence

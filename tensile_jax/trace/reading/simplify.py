@@ -1,6 +1,6 @@
-"""Simplifies the equations of a program: removes repeated equations, dead equations, and what the planner decides by itself.
+"""Simplifies a program: removes repeated equations, dead equations, and the user's choices that the planner makes by itself.
 
-None of it changes a bit of the results.
+No removal changes a bit of the results.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""Rewrites a program so that a plan of it needs less memory."""
+"""Rewrites a program so that plans of the program need less memory."""

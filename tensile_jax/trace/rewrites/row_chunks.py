@@ -1,9 +1,9 @@
 """Rewrites a program so that a large product, and all that is computed from it, are evaluated in chunks of rows.
 
 The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the
-first convolutions of a network for images. What is computed from them is independent row by row, or image by image: the softmax
-of a row, its loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten part
-of the program is an opened loop (`reading/scans.py`) whose iterations are the chunks:
+first convolutions of a network for images. What is computed from them is independent for each row, or for each image: the softmax
+of a row, the row's loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten
+part of the program looks like an opened loop (`reading/scans.py`) with one iteration for each chunk:
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])
@@ -11,21 +11,22 @@ of the program is an opened loop (`reading/scans.py`) whose iterations are the c
     dx, dW = dlogits @ W^T, x^T @ dlogits              dx_c = dlogits_c @ W^T,  dW = dW + x[c]^T @ dlogits_c
                                   loss, dx = concatenated
 
-The *region* that is rewritten consists of the product (or convolution) with the largest result, of every equation that is
-connected to it by tensors with at least a quarter (or else a half) as many numbers, and of all light equations between these.
-It is rewritten only if each of its equations treats rows independently, or adds over them (`row_rules.py`). A sum over rows
-becomes a sum of sums over chunks, so results agree to rounding.
+The part that is rewritten is called the *region*. It consists of the product (or convolution) with the largest result, of every
+equation that is connected to it by large tensors, and of all light equations between these. A tensor is large here if it has at
+least a quarter as many numbers as the result; if that fails, at least a half. The region is rewritten only if each of its
+equations treats rows independently, or adds over rows (`row_rules.py`). A sum over rows becomes a sum of the chunks' sums, so
+results agree to rounding.
 
-The forward and the backward pass of a convolution have the rest of the network between them. The region then has several
-*stretches*, each of which goes through all chunks. A later stretch takes what it needs from an earlier one chunk by chunk, so a
-plan can keep that or compute it again, one chunk at a time.
+The rest of the network runs between the forward and the backward pass of a convolution. The region then has several *stretches*,
+each of which goes through all chunks. A later stretch takes the values of an earlier one chunk by chunk. So a plan can keep these
+values or compute them again, one chunk at a time.
 
                                                        for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
     y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)
 
-Rows are the positions along one axis: for a product, the axis of its result that comes from the first free axis of its left
-operand; for a convolution, the batch. Dividing tensors where a schedule needs it is the idea of Nie et al., "TSPLIT: Fine-grained
-GPU Memory Management for Efficient DNN Training via Tensor Splitting" (ICDE 2022).
+Rows are the positions along one axis. For a product, that is the axis of the result that comes from the left operand's first free
+axis. For a convolution, it is the batch. Dividing tensors where a schedule needs it is the idea of Nie et al., "TSPLIT:
+Fine-grained GPU Memory Management for Efficient DNN Training via Tensor Splitting" (ICDE 2022).
 """
 
 import math
