@@ -1,15 +1,15 @@
-"""Training steps under a budget of device memory: `jax.jit` that plans what to swap, recompute and release.
+"""Runs training steps within a budget of device memory: a `jax.jit` that plans which tensors to swap, recompute and release.
 
     import tensile_jax as tensile
 
     @tensile.jit(budget="1.2GiB", donate_argnums=0)
     def train_step(state, batch): ...
 
-After TENSILE (Zhang et al., "A Tensor granularity dynamic GPU memory scheduling method toward multiple dynamic workloads
-system").
+The package follows TENSILE (Zhang et al., "A Tensor granularity dynamic GPU memory scheduling method toward multiple dynamic
+workloads system").
 
-Only the exceptions are imported at once. All other names are imported at their first use, so that reading a plan and
-`tensile --help` do not wait for JAX, and the command line can install its signal handlers before it imports anything large.
+This file imports only the exceptions at once. It imports every other name at the name's first use. So reading a plan and `tensile
+--help` do not wait for JAX, and the command line can install its signal handlers before it imports anything large.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Defines the decorator `tensile_jax.jit`, which is `jax.jit` under a budget of device memory, and the function it returns."""
+"""Defines the decorator `tensile_jax.jit`, which is `jax.jit` with a budget of device memory, and the function it returns."""
 
 import functools
 import types

@@ -1,7 +1,7 @@
 """Converts a number that a user passed as an argument to a Python `int` or `float`, whatever type of number it is.
 
 Scalars of Python, NumPy and JAX are numbers, and so is an array without dimensions. Booleans, strings and complex numbers are
-not. A Python number neither overflows at 32 bits nor changes the precision of comparisons, as a NumPy or JAX scalar could.
+not. NumPy and JAX scalars can overflow at 32 bits, and can change the precision of comparisons; Python numbers do neither.
 """
 
 import math

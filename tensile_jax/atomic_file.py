@@ -1,8 +1,8 @@
-"""Writes a file so that it either holds all of its new content or is unchanged.
+"""Writes a file so that afterwards the file either holds all of the new content or is unchanged.
 
-The content is written to a file with another name in the same folder, and brought to the disk. Then that file is renamed to the
-wanted name, which the file system does in one step. If the disk is full, or the process is killed or the power fails before that,
-the wanted file is unchanged.
+The content is written to a temporary file in the same folder, and synced to the disk. Then the temporary file is renamed to the
+wanted name, which the file system does in one step. The wanted file is unchanged if, before the rename, the disk is full, the
+process is killed or the power fails.
 
 A file that is not a regular file (`/dev/stdout`, a pipe) cannot be replaced and is written directly.
 """

@@ -1,7 +1,8 @@
-"""Reads budgets of memory.
+"""Reads the memory budgets that users write.
 
-A budget is a number of bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. A share becomes a number
-of bytes when a step is planned: of the predicted peak, until plain jit's step is compiled (`exec/fitting/find_plan.py`).
+A budget is a number of bytes, a size such as `"1.2GiB"`, or a share of plain jit's peak such as `"60%"`. *Plain jit* is `jax.jit`
+without this package. A share becomes a number of bytes when a step is planned. It is a share of plain jit's predicted peak until
+plain jit's step is compiled, and then of the compiled peak (`exec/fitting/find_plan.py`).
 """
 
 import re

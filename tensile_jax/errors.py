@@ -1,4 +1,4 @@
-"""The exception classes of tensile_jax.
+"""Defines the exception classes of tensile_jax.
 
     TensileError
     ├── BudgetError (also ValueError)   a budget cannot be read, or no plan keeps it
@@ -6,7 +6,7 @@
     ├── TraceError (also ValueError)    a step cannot be planned: it uses outside mutable references, or devices that are no mesh
     ├── PlanFileError (also ValueError) a saved plan is not readable, of another version, for another program, or above the budget
     ├── JobsFileError (also ValueError) a jobs.toml cannot be read: names the line and the key
-    ├── InvalidPlan                     the replay refuses a plan; users do not see this error, but another plan, with a note
+    ├── InvalidPlan                     the check of a plan refuses it; users see no error, but get another plan, with a note
     ├── OutOfMemory (also RuntimeError) the device refused an allocation, and nothing more could be moved to the host
     ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
     ├── JobFailed (also RuntimeError)   a job has no result; its cause is the error that made it fail
@@ -14,9 +14,9 @@
     ├── ClusterError (also RuntimeError) a Ray cluster cannot be reached, or has died
     └── CheckpointError                 a checkpoint cannot be written, or is not fit to be restored
 
-Errors in what a caller passes are also `ValueError`s, as they would be from `jax.jit`, so that code which catches `ValueError`
-still works. Beside these classes, the package raises Python's own exceptions: a plain `ValueError` or `TypeError` for an argument
-that is not allowed, a `RuntimeError` for a call at the wrong time, and `OSError` and `ImportError` as Python itself does.
+Errors in a caller's arguments are also `ValueError`s, as they are with `jax.jit`. So code that catches `ValueError` still works.
+Beside these classes, the package raises Python's own exceptions: a plain `ValueError` or `TypeError` for an argument that is not
+allowed, a `RuntimeError` for a call at the wrong time, and `OSError` and `ImportError` as Python itself does.
 """
 
 from typing import Any

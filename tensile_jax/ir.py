@@ -17,20 +17,21 @@ topological. *Heavy* operators (convolutions, products, sorts, loops) always rea
 operators into their neighbours. A *reduction* is light, except that it reads its whole input once.
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
-iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*
-is a segment by itself: a loop whose iterations run under a plan of their own (`trace/plannable_loops.py`). It is also effectful.
+iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone* is
+a segment by itself: a loop whose iterations run under a plan of their own (`trace/plannable_loops.py`). Such an operator is also
+effectful.
 
-A tensor is in device memory, or in host memory if the step's caller or the step itself puts it there. In host memory it takes no
-device memory, so its `nbytes` are 0, it is never swapped, and `host_bytes` are its size. What brings values from one memory to
-the other is a heavy operator.
+A tensor is in device memory, or in host memory if the step's caller or the step itself puts it there. A tensor in host memory
+takes no device memory and is never swapped: its `nbytes` are 0, and `host_bytes` is its size. An operator that moves values from
+one memory to the other is heavy.
 
 A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that takes
 its place in the next iteration. The step may reuse the memory of donated inputs. All other inputs belong to the caller and stay
 on the device.
 
 Sizes are in bytes. A tensor's id is its position: `graph.tensors[t].id == t`. An operator's id is its position in the traced
-step. The planner may have changed the order of `graph.operators` since (`plan/analysis/operator_order.py`), so look operators up
-by position, never by id.
+step. The planner may later change the order of `graph.operators` (`plan/analysis/operator_order.py`). So an index into
+`graph.operators` is a position in this order, never an id.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,18 @@
-"""Defines the format of a plan: its records, its JSON, the check that it does not contradict itself, and its text for people.
+"""Defines the format of a plan: the records, their JSON, the check that they do not contradict each other, and the text for
+people.
 
-A plan says what runs when, which tensors are copied to the host and back, and what time and memory that is predicted to take.
+A plan says what runs when, and which tensors are copied to the host and back. It also predicts the time and the memory.
 
     Plan    ::= header  PlannedTensor*  Segment*  Event*
     Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time
     Event   ::= swap_out | swap_in | recompute | release, with the segment that triggers it
 
-A plan that is saved contains exactly these records. It names operators by their ids in the traced step, as half-open ranges, and
-tensors by id and name. An event's `trigger` is the index of a segment, or -1 for the beginning of the iteration. The event is
-issued right after that segment's launch, and is predicted to start `delta_us` after that segment's end ("each instruction is a
-tuple (trigger, delta time)", TENSILE section III-D).
+A saved plan contains exactly these records. It names operators by their ids in the traced step, as half-open ranges, and tensors
+by id and name. An event's `trigger` is the index of a segment, or -1 for the beginning of the iteration. The event is issued
+right after that segment's launch, and is predicted to start `delta_us` after that segment's end ("each instruction is a tuple
+(trigger, delta time)", TENSILE section III-D).
 
-Sizes in bytes, times in microseconds since the iteration began.
+Sizes are in bytes, and times in microseconds since the iteration began.
 """
 
 import math

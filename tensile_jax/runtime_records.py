@@ -1,11 +1,11 @@
-"""The records that a `Runtime` gives to its user: its status, its events, and its record of memory and copies.
+"""Defines what a `Runtime` tells its user: a status, the events of its jobs, and a record of its memory and copies.
 
     Status     ::= budgets, bytes, link  JobStatus*    a snapshot of the runtime and of its jobs
     JobReport                                          what was measured of one job
-    JobEvent                                           something that happened to a job; all events are reported, in order
+    JobEvent                                           something that happened to a job; the runtime reports all, as they happen
     Record     ::= Span*  Level*                       when each launch and copy ran, and how many bytes were on the device
 
-A job's life is as follows. A job may fail or be cancelled, or be paused, in each of the states before the final ones:
+A job goes through the following states. Before the final states, it may fail, be cancelled or be paused in each of them:
 
     preparing -> queued -> running <-> paused -> finished | failed | cancelled
 

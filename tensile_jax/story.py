@@ -1,8 +1,8 @@
-"""`Story`: the last events that a state machine has taken, which its errors quote.
+"""Defines `Story`: the last events that a state machine has taken. The errors of the state machine quote them.
 
 Each of the three machines (`exec/controller/machine.py`, `exec/runtime/lifecycle.py`, `ray/scheduler.py`) keeps a story in its
-state. A story is for people only: two states that differ in nothing else are equal. It keeps the names of events and their
-numbers and texts, and no object of the user, whose memory would otherwise never be freed.
+state. A story is for people only: two states that differ only in their stories are equal. A story keeps the names of events and
+their numbers and texts. It keeps no object of the user, so that the object's memory can be freed.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Train steps of ten networks as a user of JAX and Flax would write them, each with its first state and real input.
+"""Provides train steps of ten networks, as a user of JAX and Flax would write them, each with its first state and real input.
 
-Each network has a file of its own. Five of them are those of the TENSILE paper: VGG-16, ResNet-50, InceptionV3, InceptionV4 and
-DenseNet-121, which one constructor makes (`classifier.py`). Nothing in this package imports `tensile_jax`. A function makes a
-model of the given sizes:
+Each network has a file of its own. The TENSILE paper uses five of the networks: VGG-16, ResNet-50, InceptionV3, InceptionV4 and
+DenseNet-121. One constructor makes these five (`classifier.py`). Nothing in this package imports `tensile_jax`. For each network,
+a function makes a model of given sizes:
 
 >>> from tensile_models.mlp import mlp
 >>> model = mlp(batch_size=32)

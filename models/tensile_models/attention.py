@@ -1,4 +1,4 @@
-"""Attention with several heads (Vaswani et al., 2017), which the decoder and the encoder share.
+"""Defines attention with several heads (Vaswani et al., 2017), which the decoders (`gpt.py`) and the encoder (`bert.py`) share.
 
 Attention: softmax(Q K^T / sqrt(head width)) V
 """

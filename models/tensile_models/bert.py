@@ -1,15 +1,15 @@
-"""BERT-style encoders that are trained to fill in masked tokens: post-norm blocks, attention to every place, tied head.
+"""Defines BERT-style encoders that are trained to fill in masked tokens: post-norm blocks, attention to every place, tied head.
 
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding" (2018). At the sizes of
-BERT-base it has the 109,514,298 parameters of the published model with the head for masked tokens and without the pooler. One
-block is
+BERT-base, the network has 109,514,298 parameters, as many as the published model with the head for masked tokens and without the
+pooler. One block is
 
     x = Norm_0(x + Attention(x))            Attention: softmax(Q K^T / sqrt(head width)) V
     x = Norm_1(x + Down(gelu(Up(x))))       Up: to four times the width
 
-The head reads the masked places only, as in the published code: a dense layer, gelu, a norm, and the product with the embedding
-of all tokens. There is one segment, no dropout, and no prediction of the next sentence. Parameters and loss are float32; `dtype`
-is the type that the layers compute in. Kernels begin at standard deviation 0.02.
+As in the published code, the head reads the masked places only. It is a dense layer, gelu, a norm, and the product with the
+embedding of all tokens. The text is one segment (BERT's term). There is no dropout, and no prediction of the next sentence.
+Parameters and loss are float32; `dtype` is the type that the layers compute in. Kernels begin at standard deviation 0.02.
 
 The text is read byte by byte (`data.masked_text_batches`), so only 257 tokens occur: 256 bytes and the mask.
 """

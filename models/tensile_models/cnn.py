@@ -1,8 +1,8 @@
-"""A small convolutional network with batch norm for handwritten digits.
+"""Defines a small convolutional network with batch norm for handwritten digits.
 
-Three 3x3 convolutions, each with batch norm and ReLU, the last two halving the image, then a
-global average and a linear head. It reaches 98 % on the test digits after a few epochs. A
-larger `image_size` enlarges the digits, and with them the activations.
+The network has three 3x3 convolutions, each with batch norm and ReLU, then a global average and a linear head. The last two
+convolutions halve the image. The network reaches 98 % on the test digits after a few epochs. A larger `image_size` enlarges the
+digits, and with them the activations.
 """
 
 import jax

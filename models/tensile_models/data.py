@@ -1,12 +1,13 @@
-"""Makes endless streams of batches from real data that installed packages contain, without a download.
+"""Makes endless streams of batches from real data that installed packages contain, without a
+download.
 
     digits       1,797 handwritten digits, 8x8 grey (scikit-learn), fixed train and test split
     photographs  crops of scikit-learn's two sample photographs; the label says which of the two
     text         CPython's own documentation (`pydoc_data.topics`), one token for each byte
-    masked text  the same, with some of the tokens to be filled in
+    masked text  the same text, with some tokens masked, which the model must fill in
 
-A stream depends on its arguments alone: the same seed gives the same batches. The text is that of
-the running interpreter, so it differs a little between versions of Python.
+A stream depends on its arguments alone: the same seed gives the same batches. The text comes from
+the running interpreter, so the text differs a little between versions of Python.
 
 Batches are dicts of NumPy arrays; images have the shape (batch, height, width, channels).
 """

@@ -1,15 +1,15 @@
-"""DenseNet-121, a convolutional network in which every layer reads the outputs of all layers before it in its block.
+"""Defines DenseNet-121, a convolutional network in which every layer reads the outputs of all earlier layers of its block.
 
-Huang et al., "Densely Connected Convolutional Networks" (2017), table 1, column DenseNet-121: bottleneck layers, and
-transitions that halve the channels. With 1000 classes it has 7,978,856 parameters and 83,648 running statistics.
+Huang et al., "Densely Connected Convolutional Networks" (2017), table 1, column DenseNet-121: bottleneck layers, and transitions
+that halve the channels. With 1000 classes the network has 7,978,856 parameters and 83,648 running statistics.
 
     x_l = [x_(l-1), Conv_3x3(relu(Norm(Conv_1x1(relu(Norm(x_(l-1)))))))]      [a, b]: the channels of both, side by side
 
 The network's `width` is the growth rate k, the number of channels that each layer adds. The stem has 2 k channels, and the 1x1
 convolution of a layer has 4 k.
 
-Every layer makes a new array of all channels so far, and normalises all of them: what a training step stores grows with the
-square of a block's layers, although the network has few parameters.
+Every layer makes a new array of all channels so far, and normalises all of them. So the memory of a training step grows with the
+square of the number of layers in a block, although the network has few parameters.
 """
 
 from collections.abc import Sequence

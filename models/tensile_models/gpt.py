@@ -1,19 +1,18 @@
-"""GPT-style decoders: learned positions, pre-norm blocks, causal attention, tied head.
+"""Defines GPT-style decoders: learned positions, pre-norm blocks, causal attention, tied head.
 
-Radford et al., "Language Models are Unsupervised Multitask Learners" (2019). At the sizes of
-GPT-2 small it has the published 124,439,808 parameters. One block is
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019). At the sizes of GPT-2 small the network has the
+published 124,439,808 parameters. One block is
 
     x = x + Attention(Norm_0(x))            Attention: softmax(Q K^T / sqrt(head width)) V
     x = x + Down(gelu(Up(Norm_1(x))))       Up: to four times the width
 
-In `gpt`, layers are unrolled, so every layer has its own name and its own parameters. In `gpt_scan`,
-they are one loop (`nn.scan`), whose parameters are stacked: the first axis of each counts the layers.
-Large decoders are written in this way, because XLA then compiles one layer only. Parameters and
-loss are float32; `dtype` is the type that the layers compute in. There is no dropout. Kernels
-begin at standard deviation 0.02, as in GPT-2.
+In `gpt`, layers are unrolled, so every layer has its own name and its own parameters. In `gpt_scan`, they are one loop
+(`nn.scan`), whose parameters are stacked: the first axis of each counts the layers. Large decoders are written in this way,
+because XLA then compiles one layer only. Parameters and loss are float32; `dtype` is the type that the layers compute in. There
+is no dropout. Kernels begin at standard deviation 0.02, as in GPT-2.
 
-The text is read byte by byte (`data.text_batches`), so only 256 tokens occur. A larger vocabulary
-has the cost that it would have with a tokenizer, which is what planning and benchmarks need.
+The text is read byte by byte (`data.text_batches`), so only 256 tokens occur. A larger vocabulary has the cost that it would have
+with a tokenizer, which is what planning and benchmarks need.
 """
 
 from functools import partial

@@ -1,15 +1,15 @@
-"""The network of which InceptionV3 and InceptionV4 are two sizes: blocks of parallel branches, whose results lie side by side.
+"""Defines the network of which InceptionV3 and InceptionV4 are two forms: blocks of parallel branches, with concatenated results.
 
 A network is given as data, by this grammar:
 
     Network ::= stem=(Layer*) blocks=(Fork*)
     Layer   ::= Conv | Fork | "max" | "average"
-    Fork    ::= (Branch*)                        the channels of all branches, side by side
+    Fork    ::= (Branch*)                        the channels of all branches, concatenated
     Branch  ::= (Layer*)                         one layer after another
 
-`Conv` is a convolution without a bias, batch norm and ReLU. "max" is the greatest of 3x3 pixels with a stride of two. "average"
-is the mean of 3x3 pixels with a stride of one; zeros around the image count. The global average and a linear head follow the
-blocks. The auxiliary head and dropout are left out.
+`Conv` is a convolution without a bias, batch norm and ReLU. "max" is the maximum of 3x3 pixels with a stride of two. "average" is
+the mean of 3x3 pixels with a stride of one, and includes the zeros around the image. The global average and a linear head follow
+the blocks. The auxiliary head and dropout are left out.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,9 @@
-"""InceptionV3, a convolutional network of parallel branches with factorised convolutions.
+"""Defines InceptionV3, a convolutional network of parallel branches with factorised convolutions.
 
-Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (2015), table 1 and figures 5 to 7, with the widths
-of the authors' code. With 1000 classes and without the auxiliary head it has 23,834,568 parameters and 34,432 running
-statistics.
+Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (2015), table 1 and figures 5 to 7, with the widths of
+the authors' code. With 1000 classes and without the auxiliary head it has 23,834,568 parameters and 34,432 running statistics.
 
-`blocks` are the numbers of blocks at 35, 17 and 8 pixels a side; between these a block halves the image.
+`blocks` are the numbers of blocks at 35, 17 and 8 pixels a side. Between two of these sizes, one more block halves the image.
 """
 
 from functools import partial

@@ -1,10 +1,11 @@
-"""InceptionV4, a larger and more uniform network of parallel branches.
+"""Defines InceptionV4, a larger and more uniform network of parallel branches.
 
 Szegedy et al., "Inception-v4, Inception-ResNet and the Impact of Residual Connections on Learning" (2016), figures 3 to 9. Where
-the figures and the authors' code differ in the order of a 1x7 and a 7x1 convolution, it is the code's. With 1000 classes it has
-42,679,816 parameters and 63,168 running statistics.
+the figures and the authors' code differ in the order of a 1x7 and a 7x1 convolution, this file follows the code. With 1000
+classes the network has 42,679,816 parameters and 63,168 running statistics.
 
-`blocks` are the numbers of blocks A, B and C, at 35, 17 and 8 pixels a side; between these a block halves the image.
+`blocks` are the numbers of blocks A, B and C, at 35, 17 and 8 pixels a side. Between two of these sizes, one more block halves
+the image.
 """
 
 from functools import partial

@@ -1,5 +1,5 @@
-"""The layers that several image networks share: a convolution without a bias, batch norm, the stem of ResNet and DenseNet, and
-the head."""
+"""Defines layers that several image networks share: a convolution without a bias, batch norm, the stem of ResNet and DenseNet,
+and the head."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A network of dense layers with ReLU for handwritten digits. The number and the width of the layers can be chosen."""
+"""Defines a network of dense layers with ReLU for handwritten digits. The number and the width of the layers can be chosen."""
 
 import jax
 import optax

@@ -1,12 +1,11 @@
-"""ResNet-50 v1.5, a convolutional network of residual blocks.
+"""Defines ResNet-50 v1.5, a convolutional network of residual blocks.
 
-He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, column 50 layers.
-Version 1.5 differs from the paper in one point: where a block halves the image, the 3x3
-convolution has the stride, and not the first 1x1. With 1000 classes it has 25,557,032
-parameters and 53,120 running statistics.
+He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, column 50 layers. Version 1.5 differs from the paper in
+one point: where a block halves the image, the 3x3 convolution has the stride of two, and not the first 1x1 convolution. With 1000
+classes the network has 25,557,032 parameters and 53,120 running statistics.
 
-Every scale of a batch norm begins at one (some recipes begin the last of each block at zero),
-so that from the first step on every parameter has a gradient.
+The scale of every batch norm begins at one, so that every parameter has a gradient from the first step on. (In some recipes, the
+last scale of each block begins at zero.)
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
-"""VGG-16, a plain chain of 3x3 convolutions under three wide dense layers.
+"""Defines VGG-16, a plain chain of 3x3 convolutions, followed by three wide dense layers.
 
-Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition"
-(2014), table 1, column D. With 224x224 images and 1000 classes it has 138,357,544 parameters;
-at another image size the first dense layer, which sees every remaining pixel, has another
-shape. There is no dropout. Without batch norm it is trained at a tenth of Adam's usual rate.
+Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (2014),
+table 1, column D. With 224x224 images and 1000 classes the network has 138,357,544 parameters. At
+another image size, the first dense layer has another shape, because it reads every remaining pixel.
+There is no dropout. Since there is no batch norm, the network is trained at a tenth of Adam's usual
+rate.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Keeps what `tensile calibrate` has measured: a JSON file for each kind of device and version of jaxlib, in the user's cache,
-and beside it the latency model that was fitted to it, a file of NumPy's (`.npz`).
+"""Stores what `tensile calibrate` has measured: one JSON file for each kind of device and version of jaxlib.
 
-The folder is `calibrations` in the user's cache folder for this package, or in the one that the environment variable
-`TENSILE_CACHE_DIR` names. A file that cannot be read is ignored, with a warning, and is written anew by the next calibration. If
-the folder cannot be written, a calibration lasts as long as the process.
+Beside each JSON file is a NumPy file (`.npz`): the model that was fitted to the measurements and predicts latencies. The folder
+is `calibrations` in the user's cache folder for this package, or in the one that the environment variable `TENSILE_CACHE_DIR`
+names. A file that cannot be read is ignored, with a warning, and is written anew by the next calibration. If the folder cannot be
+written, a calibration lasts as long as the process.
 """
 
 import io

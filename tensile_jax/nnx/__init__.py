@@ -1,4 +1,4 @@
-"""Puts a memory budget on a step on Flax NNX objects, which changes its model and optimizer in place.
+"""Runs a step on Flax NNX objects within a memory budget. Such a step changes its model and its optimizer in place.
 
     import tensile_jax as tensile
 
@@ -7,7 +7,7 @@
 
     train_step(model, optimizer, metrics, batch)
 
-`tensile_jax.nnx.jit` is to `flax.nnx.jit` what `tensile_jax.jit` is to `jax.jit`.
+`tensile_jax.nnx.jit` takes the place of `flax.nnx.jit`, as `tensile_jax.jit` takes the place of `jax.jit`.
 """
 
 from tensile_jax.nnx.function import NnxFunction, jit

@@ -1,11 +1,11 @@
-"""Runs a step on NNX objects under a budget of device memory: `tensile_jax.nnx.jit` is `flax.nnx.jit` with a plan.
+"""Runs a step on NNX objects within a budget of device memory: `tensile_jax.nnx.jit` is `flax.nnx.jit` with a plan.
 
     objects --Flax--> pytrees --PlannedFunction--> pytrees --Flax--> the same objects, updated
 
 `flax.nnx.jit` makes a pure function of a step, gives the function to `jax.jit`, and writes the results into the user's objects.
 This module leaves all of that to Flax, so options, shared references, changes of the graph and errors are Flax's own. Flax's
-wrapper keeps the function that `jax.jit` returned in the attribute `jitted_fn`. This module replaces that attribute alone, by a
-`PlannedFunction` of the same pure function. (For a job of a `Runtime`, `nnx/job.py` makes the pure function itself.)
+wrapper keeps the function that `jax.jit` returned in the attribute `jitted_fn`. This module replaces only that attribute: its new
+value is a `PlannedFunction` of the same pure function. (For a job of a `Runtime`, `nnx/job.py` makes the pure function itself.)
 """
 
 import functools

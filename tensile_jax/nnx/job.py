@@ -4,11 +4,11 @@
 
 While the job runs, its objects hold the state with which they were submitted to the runtime. When the job has ended, they hold
 the state after its last finished iteration. Both states are in the memory of the CPU, because the jobs share the memory of the
-device. JAX copies such arrays to the device when a computation on the device uses them. The job's state is lost if a launch
-fails in the middle of an iteration. Then the objects keep the state with which they were submitted.
+device. JAX copies such arrays to the device when a computation on the device uses them. If a launch fails in the middle of an
+iteration, the job's state is lost. Then the objects keep the state with which they were submitted.
 
-A job runs one program, so its objects must have the same structure after the step as before it: the same attributes, the same
-Variables. `flax.nnx.jit` would trace the step again instead.
+A job runs one program. So its objects must have the same structure before and after the step: the same attributes, the same
+Variables. If the structure changes, `flax.nnx.jit` traces the step again, but a job fails.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -3,11 +3,11 @@
 Flax turns a step on NNX objects into a pure function of pytrees. In these pytrees, the arrays of a model are in a plain tuple, or
 under keys that only Flax uses, so their paths in the pytrees, such as `[0][0].states[0][3]`, mean nothing to a person.
 
-This module also finds the results that take the place of arguments in the next iteration. A Variable that the step was given
-and a Variable that it returns are the same one if their paths agree. If both hold arrays of one shape and one dtype, the
+This module also finds the results that take the place of arguments in the next iteration. A Variable that the step was given and
+a Variable that it returns are the same one if their paths agree. If the arrays of both have the same shape and dtype, the
 Variable is state.
 
-There are two kinds of pure function, as the options `graph` and `graph_updates` of `flax.nnx.jit` say:
+Flax makes one of two kinds of pure function. The options `graph` and `graph_updates` of `flax.nnx.jit` choose the kind:
 
     with graph updates     (args, kwargs) -> (args, kwargs, result); each object is a `flax.nnx.NodeStates`
     without graph updates  (args, kwargs) -> (result, updates); `updates` lists the Variables that have changed, by their paths

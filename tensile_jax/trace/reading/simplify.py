@@ -1,6 +1,6 @@
-"""Simplifies a program: removes repeated equations, dead equations, and the user's choices that the planner makes by itself.
+"""Simplifies a program: removes repeated and dead equations, and copies to host memory that `jax.checkpoint` added.
 
-No removal changes a bit of the results.
+The planner decides by itself what to recompute and what to copy. No simplification changes a bit of the results.
 """
 
 from collections.abc import Sequence
