@@ -1,5 +1,4 @@
-"""Defines the format of a plan: the records, their JSON, the check that they do not contradict each other, and the text for
-people.
+"""Defines the format of a plan: the records, their JSON, the check that they agree with each other, and the text for people.
 
 A plan says what runs when, and which tensors are copied to the host and back. It also predicts the time and the memory.
 

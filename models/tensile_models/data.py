@@ -1,5 +1,4 @@
-"""Makes endless streams of batches from real data that installed packages contain, without a
-download.
+"""Makes endless streams of batches, without a download, from data that installed packages contain.
 
     digits       1,797 handwritten digits, 8x8 grey (scikit-learn), fixed train and test split
     photographs  crops of scikit-learn's two sample photographs; the label says which of the two

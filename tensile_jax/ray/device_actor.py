@@ -1,5 +1,4 @@
-"""Defines `DeviceActor`, the Ray actor that holds a device or a group, and passes on the coordinator's requests to the jobs
-there.
+"""Defines `DeviceActor`, the Ray actor that holds a device or a group, and passes the coordinator's requests to its jobs.
 
 The coordinator calls `poll` again and again. `poll` returns the news of the jobs, and also renews the actor's *lease*. If the
 actor is not polled for `LEASE_S` seconds, the coordinator has died or cannot be reached, and the actor ends its process at once.

@@ -7,8 +7,9 @@ A job may go to a device if the runtime's own rule admits it beside the jobs tha
 these devices, the job goes to the one on which the predicted time of one of its iterations is shortest. On that device the
 predicted slowdown is smallest, too:
 
-    slowdown_j   = time_j / (step_us of j, alone on the fastest kind of device)
-    time_j       = step_us * (sum over the jobs k that are there and run, and j, of weight_k) / weight_j * change
+    slowdown_j   = time_j / (step_us of job j, alone on the fastest kind of device)
+    time_j       = step_us * total / weight_j * change
+    total        = the sum of the weights of job j and of all jobs that run on the device
     change       = 1                  if the job fits while the others keep their state on the device
                    1 + 1/COPY_TIMES   otherwise: jobs take turns on the device. Each turn lasts `COPY_TIMES` times as long as the
                                       copy of a state (`exec/controller/fair_share.py`)
@@ -18,8 +19,8 @@ If several devices are equal in this, the job goes to the one with the fewest jo
 *The limit* is the memory for which a job is planned. The job's plan depends on the limit, and if another plan cuts the step
 elsewhere, XLA rounds the results differently. A job shall have the same results wherever it runs. So its limit must depend
 neither on the jobs that happen to be on a device nor on time. It is chosen once, when the job is submitted. `neighbours` is the
-number of jobs on each device if all jobs were spread evenly. The limit leaves room for the states of the other neighbours, as if
-each were as large as this job's state.
+number of jobs that each device would have if all jobs were spread evenly, this job included. The limit leaves room for the states
+of the other neighbours, as if each were as large as this job's state.
 
     limit      = budget - (neighbours - 1) * state_bytes
     neighbours = max over d in (1, devices of the job) of
@@ -28,7 +29,7 @@ each were as large as this job's state.
 If no plan keeps this limit, the job is planned for the whole budget, as in a `Runtime`. Then the jobs take turns: while one
 computes, the states of the others are *parked* in host memory.
 
-Sizes in bytes, times in microseconds.
+Sizes are in bytes, times in microseconds.
 """
 
 from collections.abc import Collection, Mapping, Sequence

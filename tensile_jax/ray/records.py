@@ -6,7 +6,7 @@
     Instruction   ::= AskOutline | Start | Steer | Report | Release
 
 The scheduler (`scheduler.py`) maps events to instructions. The coordinator (`coordinator.py`) carries the instructions out. Sizes
-in bytes, times in seconds unless the name says otherwise.
+are in bytes, and times in seconds unless the name says otherwise.
 """
 
 from dataclasses import dataclass, field

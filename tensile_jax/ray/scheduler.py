@@ -9,8 +9,8 @@ job needs there. A *waiting* job is not yet due, or is paused, or fits on no dev
 they were submitted. While a job fits on no device, at most `MOST_OVERTAKINGS` later jobs are placed before it. `placement.py`
 decides on which device a job is *placed*.
 
-A "device" is one device or a group of them. A job that needs several devices goes only to groups that have so many. While there
-is no such group, the job waits for one, and does not hold up the jobs behind it.
+A "device" is one device or a group of them. A job that needs several devices goes only to a group with at least as many. While
+there is no such group, the job waits for one, and does not hold up the jobs behind it.
 
 This module uses no Ray, JAX, clock or thread. Whatever the order of the events, the following holds:
 

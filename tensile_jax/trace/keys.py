@@ -1,5 +1,4 @@
-"""Makes hashable keys for parts of a program: equal keys mean the same value, or the same
-computation."""
+"""Makes keys for parts of a program: equal keys mean the same value, or the same computation."""
 
 from typing import Any
 

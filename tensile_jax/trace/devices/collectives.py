@@ -4,8 +4,8 @@ Each mesh axis is considered alone. A product needs an exchange in three cases:
 
     - The axis divides a dimension that both operands have and the result does not. Then every device computes a part of the sum,
       and all parts are added (all-reduce).
-    - The same, but the axis divides another dimension of the result, as in the gradient of a weight under FSDP. Then each device
-      adds the parts of its own shard only (reduce-scatter).
+    - The same holds, and the axis also divides another dimension of the result, as in the gradient of a weight under FSDP. Then
+      each device adds only the parts of its own shard (reduce-scatter).
     - The axis divides a dimension of one operand, but not that dimension of the result. Then the operand is collected first
       (all-gather), as FSDP does with weights.
 

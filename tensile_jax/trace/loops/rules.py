@@ -15,12 +15,13 @@ Loops over the layers of a network or the parts of a batch are mostly opened. A 
 loops that work on mutable references. Some of the scans that stay whole run under a plan of their body (`plannable_loops.py`).
 
 A scan that is not opened can be split into up to 16 shorter scans. It is split if it leaves large stacks, most likely for a
-backward pass: much larger than what all shorter scans together carry on to the next. Each shorter scan must be compiled, so an
-iteration with more equations gives fewer of them: less than 16 above 1,250 equations, and 8 above 2,500, as in a physics engine.
-The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open it. Then the plan
-can drop what some iterations leave, and run these iterations again, as if each part were inside of `jax.checkpoint`. Splitting
-suits time steps of recurrent networks, solvers of differential equations, and very many layers. It is a rewrite of the step
-(`rewrites/split_loops.py`): whether it is used depends on the budget. With `open_loops` True or False, no scan is split.
+backward pass. Large means several times what the shorter scans carry from one to the next, all added up. Each shorter scan must
+be compiled, so an iteration with more equations gives fewer of them: less than 16 above 1,250 equations, and 8 above 2,500, as in
+a physics engine. The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open
+it. Then the plan can drop what some iterations leave, and run these iterations again, as if each part were inside of
+`jax.checkpoint`. Splitting suits time steps of recurrent networks, solvers of differential equations, and very many layers. It is
+a rewrite of the step (`rewrites/split_loops.py`): whether it is used depends on the budget. With `open_loops` True or False, no
+scan is split.
 
 A conditional that stays whole is one operator, too. All its operands and all its results are on the device at once, and XLA
 copies what the conditional updates. In some steps, most of the state goes through one conditional: with optimizers that may
