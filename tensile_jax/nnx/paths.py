@@ -1,7 +1,7 @@
 """Finds the path of each array in a user's NNX objects, such as `model.linear1.kernel`, from the pytrees that Flax makes of them.
 
 Flax turns a step on NNX objects into a pure function of pytrees. In these pytrees, the arrays of a model are in a plain tuple, or
-under keys that only Flax uses, so their paths in the pytrees, such as `[0][0].states[0][3]`, mean nothing to a person.
+under keys that only Flax uses. So a path in the pytrees, such as `[0][0].states[0][3]`, means nothing to a person.
 
 This module also finds the results that take the place of arguments in the next iteration. A Variable that the step was given and
 a Variable that it returns are the same one if their paths agree. If the arrays of both have the same shape and dtype, the

@@ -3,7 +3,7 @@
 Here, a "device" is what one Ray actor holds: one device of a node, or a group of its devices. A job that is divided among the
 devices of a group needs the same memory on each of them. So all sizes are those of one device.
 
-A job may go to a device if the runtime's own rule admits it beside the jobs that are there (`plan/multi_job/admission.py`). Of
+A job may go to a device if the runtime's own rule admits the job beside those on the device (`plan/multi_job/admission.py`). Of
 these devices, the job goes to the one on which the predicted time of one of its iterations is shortest. On that device the
 predicted slowdown is smallest, too:
 

@@ -1,7 +1,7 @@
 """Traces a step without running it.
 
-The package takes a function and its arguments. It gives a *flat program*, which is a list of equations without calls
-(`program.py`, made by `reading/flatten.py`), and the graph of the operators and tensors of that program (`graph.py`).
+The package takes a function and its arguments. It makes a *flat program* of them: a list of equations without calls
+(`program.py`, made by `reading/flatten.py`). It also makes the graph of the program's operators and tensors (`graph.py`).
 """
 
 from tensile_jax.trace.avals import (

@@ -1,7 +1,10 @@
 """`tensile run`: trains one model under a budget, or several jobs that share a budget, and reports memory and time.
 
-The exit code of a run of several jobs is 0 if no job failed, 1 if a job failed or a file of the run folder could not be written,
-130 if the run was interrupted by Ctrl-C, and 143 if it was ended by SIGTERM.
+A run of several jobs has one of these exit codes:
+
+    0    no job failed
+    1    a job failed, or a file of the run folder could not be written
+    130  Ctrl-C interrupted the run; 143: SIGTERM ended it
 """
 
 from datetime import datetime

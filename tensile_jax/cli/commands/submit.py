@@ -1,7 +1,10 @@
 """`tensile submit`: trains the jobs of a jobs file on the devices of a Ray cluster.
 
-The exit code is 0 if no job failed, 1 if a job failed or the cluster died, 130 if the jobs were ended by Ctrl-C, and 143 if they
-were ended by SIGTERM.
+The command has one of these exit codes:
+
+    0    no job failed
+    1    a job failed, or the cluster died
+    130  Ctrl-C ended the jobs; 143: SIGTERM ended them
 """
 
 from datetime import datetime

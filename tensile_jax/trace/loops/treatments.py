@@ -12,9 +12,9 @@ The backward pass of a loop reads the stacks that the forward pass leaves. If th
 split at the same places, whatever the rules say. Each part of it then reads the stacks of its own iterations, and nobody needs
 the stacks joined. To find such loops, the walk follows the stacks of opened and split loops through the jaxpr.
 
-Some loops and conditionals always stay whole. Some of them work on mutable references. For others, the inputs of an iteration
-would come from arrays in host memory, and JAX takes no element of such an array by an index on the device. A loop in an opened
-loop is not split, and neither is a loop with effects.
+Some loops and conditionals always stay whole. Some of them work on mutable references. The others would have to take the inputs
+of an iteration from arrays in host memory, and JAX cannot do that with an index that is on the device. A loop in an opened loop
+is not split, and neither is a loop with effects.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,12 +5,13 @@ concatenated along the first axis. A scalar gets a first axis for this. JAX itse
 form. If a value does not vary along an axis of the mesh, all devices along that axis have the same shard, and the array contains
 it once.
 
-An equation of the body becomes an equation of the program with a `Mapped` primitive, which says how the shards of its operands
-and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`). This
-`shard_map` moves nothing between devices at its boundaries, since the arrays are already divided into the shards that it reads.
+Each equation of the body becomes an equation with a `Mapped` primitive in the program. The primitive says how the shards of its
+operands and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`).
+This `shard_map` moves nothing between devices at its boundaries, since the arrays are already divided into the shards that it
+reads.
 
-The body is not opened, and `shard_map` stays one operator, if the body has effects (prints, callbacks, references), if some axes
-of the mesh stay automatic inside, or if the mesh has one device.
+In three cases, the body is not opened and `shard_map` stays one operator: the body has effects (prints, callbacks, references),
+some axes of the mesh stay automatic inside, or the mesh has one device.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,9 @@
 """Finds the line of the user's code that an equation of a step comes from, for messages.
 
 JAX keeps a traceback with each equation. The traceback ends where the innermost traced function begins: a loop's body, or a
-function under `jax.jit`. So the traceback of an equation inside one of JAX's own functions, such as `jnp.sort`, has no line of
-the user's code, but the traceback of the call around it does. The search therefore goes from the equation outwards.
+function under `jax.jit`. An equation inside one of JAX's own functions, such as `jnp.sort`, therefore has a traceback without a
+line of the user's code. The traceback of the call around the equation has such a line. So the search goes from the equation
+outwards.
 """
 
 from collections.abc import Sequence

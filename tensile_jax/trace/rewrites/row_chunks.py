@@ -3,7 +3,7 @@
 The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the
 first convolutions of a network for images. What is computed from them is independent for each row, or for each image: the softmax
 of a row, the row's loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten
-part of the program looks like an opened loop (`reading/scans.py`) with one iteration for each chunk:
+part of the program looks like an opened loop (`reading/scans.py`) with one iteration for each chunk (left: before, right: after):
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])
@@ -12,10 +12,10 @@ part of the program looks like an opened loop (`reading/scans.py`) with one iter
                                   loss, dx = concatenated
 
 The part that is rewritten is called the *region*. It consists of the product (or convolution) with the largest result, of every
-equation that is connected to it by large tensors, and of all light equations between these. A tensor is large here if it has at
-least a quarter as many numbers as the result; if that fails, at least a half. The region is rewritten only if each of its
-equations treats rows independently, or adds over rows (`row_rules.py`). A sum over rows becomes a sum of the chunks' sums, so
-results agree to rounding.
+equation that large tensors connect to the product, and of all *light* equations (XLA fuses them) between these. A tensor is large
+here if it has at least a quarter as many numbers as the result; if that fails, at least a half. The region is rewritten only if
+each of its equations treats rows independently, or adds over rows (`row_rules.py`). A sum over rows becomes a sum of the chunks'
+sums, so results agree to rounding.
 
 The rest of the network runs between the forward and the backward pass of a convolution. The region then has several *stretches*,
 each of which goes through all chunks. A later stretch takes the values of an earlier one chunk by chunk. So a plan can keep these
