@@ -8,8 +8,8 @@ An actor does what the paper's Executor and Swap Executor do for a job (TENSILE 
 Moves are the steps of an iteration, such as a launch or a wait for copies (`plan_memory.py`). The controller groups consecutive
 moves into a *run*, and asks for one run per call (`issue`). Such a call never waits for the device. If there is something to wait
 for, the call returns a function that waits; otherwise it returns None. The dispatcher calls that function in another thread. On a
-CPU, a launch would itself block. A call for a run with launches therefore carries out nothing: the function that it returns
-carries out the moves.
+CPU, a launch would itself block. There, a call for a run with launches carries out nothing: the function that it returns carries
+out the moves.
 
 The calls come in the order below, where `(...)*` is repeated. Another plan may be made at any time, and put to use while the
 state is on the host. Questions about plans and their answers are plain data (`plans.py`), so they can be sent to another process.

@@ -8,7 +8,7 @@ Three kinds of results differ from those of `jax.jit` when a plan's last segment
       argument is committed.
     - A result for which `jax.jit` states the sharding in another form, such as a mesh of one device.
 
-The first two kinds pass through an executable that returns its donated arguments, so XLA puts the outputs in the memory of the
+The first two kinds pass through an executable that returns its donated arguments. So XLA puts the outputs in the memory of the
 arguments. `jax.device_put` gives the third kind its sharding.
 """
 

@@ -4,8 +4,8 @@ Equal segments (equal in `SegmentCode.content`, `segment_code.py`) are compiled 
 interpreter lock, so it happens in the calling thread. Compiling releases that lock, so a pool of threads compiles several
 segments at once. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
 
-A plan counts the tensors on the device. For a segment's outputs and donated inputs, it uses the sizes that the plan knows. The
-workspace of a segment is what its executable needs in addition:
+A plan counts the tensors on the device. It knows a size for each of a segment's outputs and donated inputs. The workspace of a
+segment is what its executable needs in addition:
 
     workspace = temporary bytes + (XLA's output bytes - XLA's aliased bytes) - (plan's output bytes - plan's donated bytes)
 

@@ -2,9 +2,9 @@
 
     measured latencies -> corrected latencies -> a choice (planned in a process of its own) -> its segments compiled -> new plan
 
-`plan/update.py` decides when a new plan is due, and how it is chosen. Segments that the present plan has too are not compiled
-again. The new plan has the same budget. If compiling shows that it exceeds the budget, the step is planned again. After some
-attempts the present plan stays.
+`plan/update.py` decides when a new plan is due, and what it chooses. Segments that the present plan has too are not compiled
+again. The new plan has the same budget. If compiling shows that the new plan exceeds the budget, the step is planned again. After
+some attempts the present plan stays.
 """
 
 from dataclasses import replace

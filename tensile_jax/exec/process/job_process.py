@@ -9,9 +9,8 @@ then does everything that waits for the process fail, always with the same error
 memory of the process is free.
 
 The first request starts the process. It is a new interpreter and not a fork, since JAX's threads do not survive a fork. It is not
-a `multiprocessing.Process`, for three reasons. A `multiprocessing.Process` always imports the main module. As a daemon, it may
-have no processes of its own. Otherwise, the interpreter waits for it at exit. The job's process ends when the runtime's process
-ends.
+a `multiprocessing.Process` for three reasons. Such a process always imports the main module. If it is a daemon, it may have no
+processes of its own. If it is not, the interpreter waits for it at exit. The job's process ends when the runtime's process ends.
 """
 
 import itertools

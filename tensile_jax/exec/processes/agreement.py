@@ -1,16 +1,16 @@
 """Lets the processes that run one step together (`jax.distributed`) agree on what they launch.
 
 Devices of several processes exchange data while a program runs. So every process must launch the same programs in the same order,
-or all of them wait for ever. One process may know what the others do not: a measured size, an error, its free memory. This may
-change what is launched only after all processes have been told:
+or all of them wait for ever. One process may know what the others do not: a measured size, an error, its free memory. Such
+knowledge may change what is launched only after all processes have been told:
 
     session      a conversation of all processes of a step, about one plan, for instance. The processes open the same sessions in
                  the same order
     gather       every process gives a value, and gets the values of all processes
     tell, hear   the first process of the step, which plans for all of them, tells a value, and the others hear it
 
-Every process takes part in every exchange of a session, even one that has failed. A failed process gives its error as its value,
-and all processes raise an error. In the last exchange of a session, each process says that it has come to the end.
+Every process takes part in every exchange of a session, even a process that has failed. A failed process gives its error as its
+value, and all processes raise an error. In the last exchange of a session, each process says that it has come to the end.
 
 A process that dies says nothing. The others then wait inside a program on their devices, as they do under plain `jax.jit`, until
 `jax.distributed` ends them.

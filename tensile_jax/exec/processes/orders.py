@@ -1,4 +1,4 @@
-"""Defines orders, which one process of a step sends to the others. It plans for all, and orders what they compile and then run.
+"""Defines the orders by which the process that plans tells the other processes of a step what to compile, and then what to run.
 
     process that plans    plans, orders, compiles, takes the largest size that any process reports, and plans again if need be
     other processes       compile what is ordered, and report their sizes, until they are ordered to run a plan

@@ -1,7 +1,7 @@
-"""Runs the iterations of one step under a plan. If the device runs out of memory, it goes on with plans that need less.
+"""Runs the iterations of one step under a plan, and after the device has run out of memory, under plans that need less.
 
-It runs calls of `tensile_jax.jit`, and driven loops (`driven_loop.py`). The instructions of a job are issued one by one by its
-actor (`exec/actor/local_actor.py`), which uses the same executor.
+Calls of `tensile_jax.jit` run this way, and so do driven loops (`driven_loop.py`). The instructions of a job are issued one by
+one by its actor (`exec/actor/local_actor.py`), which uses the same executor.
 """
 
 import time

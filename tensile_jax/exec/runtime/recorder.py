@@ -3,8 +3,8 @@
 The recorder's own memory is bounded, however long the jobs run:
 
     spans    the latest `_MOST` runs (groups of moves) and copies
-    levels   the bytes on the device over the whole time. When there are `_MOST` levels, each pair of neighbours is merged into
-             the one with more bytes. So half as many remain, and no peak is lost
+    levels   the bytes on the device over the whole time. When there are `_MOST` levels, neighbours are merged in pairs, and the
+             one with more bytes is kept. So half as many remain, and no peak is lost
 
 The dispatcher only appends the controller's states, which are immutable. Another thread computes levels from them later: when
 somebody reads the record, or when `_MOST_STATES` states wait.
