@@ -9,12 +9,13 @@ A `Planner` knows a step's graph, a device profile and a policy. Its methods giv
     bound_us        a lower bound on the time of every plan under a limit
     offload_state   the same segments with some state on the host between its uses
 
-The planner replays every plan (`result/check.py`) before it returns the plan. A replay that refuses a plan has found a mistake of
-this package. The user's step can still run: the planner asks the policy for less memory, and then asks the other policies. The
-plan that it returns has a note with the reason of the refusal.
+The planner replays every plan (`result/check.py`) before it returns the plan. If the replay refuses a plan, this package has made
+a mistake. The user's step can still run: the planner asks the policy for a plan with less memory, and then asks the other
+policies. The plan that it returns has a note with the reason of the refusal.
 
-A planner estimates the workspace of each segment, unless `CompiledSizes` has the size that compiling the segment has shown.
-Nothing here compiles or runs. A limit without a plan is no error: the result is None. Sizes in bytes, times in microseconds.
+The workspace of a segment is the memory that the segment needs beside its inputs and results. A planner estimates it, unless the
+segment was compiled and `CompiledSizes` has the true size. Nothing here compiles or runs. If no plan keeps the limit, the result
+is None, not an error. Sizes in bytes, times in microseconds.
 """
 
 from bisect import bisect_left

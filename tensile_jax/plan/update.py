@@ -1,13 +1,14 @@
-"""Follows the latencies of a plan while it runs, and chooses a new plan from them (TENSILE section IV-E, "Scheduling Plan
-Updating").
+"""Averages the measured latencies of a running plan, and makes a new plan if they differ from the predicted ones (TENSILE section
+IV-E, "Scheduling Plan Updating").
 
     average <- (1 - w) * average + w * measured     an exponentially weighted moving average, for every segment
     s                                               the sum of the segments' latencies that the plan was made from
     s'                                              the newest sum of the averages
     drift = |s' - s| / s                            the paper's average latency rate of change
 
-If the drift exceeds the user's threshold in several measured iterations one after another, a new plan is due. The ratio of a
-segment's average to its predicted latency then corrects the latency of each of its operators, and the step is planned again.
+If the drift exceeds the user's threshold in several measured iterations one after another, a new plan is due. The step is then
+planned again with corrected latencies. The latency of each operator is multiplied by a factor: the average latency of the
+operator's segment, divided by the predicted one.
 
 The paper measures every operator. Here an operator runs inside an executable, so the latency of a segment is measured, and all
 operators of a segment are corrected by the same factor. The paper updates the plan whenever the threshold is exceeded. Here the

@@ -5,8 +5,8 @@ A tensor is stored from its beginning to its end, except during its *absences*:
 
     stored(b) = sum of nbytes over the tensors with begin < b <= end
 
-This is the footprint of TENSILE, equation 1, without swaps. If an update takes over the memory of the state that it updates, the
-two count once.
+`stored(b)` is the footprint of TENSILE, equation 1, without swaps. A state tensor and its update count once if the update takes
+over the memory of the old state.
 
 Sizes in bytes.
 """

@@ -1,23 +1,24 @@
 """Makes the tensor access sequence of a step: which operator generates and uses which tensor, and when.
 
-TENSILE sections III-A, III-C and IV-A. The *workload* of a job is the sequence of its tensor accesses in the order in which its
-operators run. An access lasts as long as its operator. The paper's names for accesses are used here and in the policy `tensile`:
+TENSILE sections III-A, III-C and IV-A. The *workload* of a job is the sequence of the job's tensor accesses in the order in which
+operators run. An access lasts as long as its operator. This module and the policy `tensile` use the paper's names for accesses:
 
     begin(k) = latency(0) + ... + latency(k - 1),    end(k) = begin(k) + latency(k)
     TGA      operator k generates the tensor:  [begin(k), end(k))
     TUA      operator k uses it as input:      [begin(k), end(k))
     TAT(t)   the accesses of tensor t, sorted by time: one TGA, then its TUAs
 
-"We regard the placeholder as a TGA": an operator -1 at time 0 generates what is in memory when the iteration begins. An operator
-here is whatever is executed as one piece: a segment of a cut graph, or a single equation.
+"We regard the placeholder as a TGA": an imaginary operator with the number -1 generates, at time 0, all tensors that are in
+memory when the iteration begins. An operator here is whatever is executed as one piece: a segment of a cut graph, or a single
+equation.
 
 An *updated parameter* is "logically a new tensor, but [it] uses the memory address of the old parameter" (section IV-B).
 `updates` maps each updated parameter to the old one. The memory of the old one is in use until the update begins.
 
 Difference from the paper: the paper predicts latencies with an MLP (section IV-A). Here the caller gives them.
 
-Times in microseconds since the iteration began, intervals half-open, sizes in bytes. Every latency is above zero, since a tensor
-that exists for no time would be part of no footprint.
+Times in microseconds since the iteration began, intervals half-open, sizes in bytes. Every latency is above zero: a tensor that
+existed for no time would count in no footprint.
 """
 
 from bisect import bisect_left, bisect_right

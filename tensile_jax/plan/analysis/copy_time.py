@@ -3,8 +3,8 @@
     copy_out_us = nbytes / device_to_host_bytes_per_us
     copy_in_us  = nbytes / host_to_device_bytes_per_us
 
-The link has one lane for each direction, and the two do not disturb each other. The cost of issuing a copy is not counted. While
-a copy runs, computation loses `copy_share` of the copy's time (`DeviceProfile`).
+The link has one lane for each direction, and copies in opposite directions do not slow each other down. The cost of issuing a
+copy is not counted. While a copy runs, computation loses the part `copy_share` of the copy's time (`DeviceProfile`).
 
 Sizes in bytes, times in microseconds.
 """

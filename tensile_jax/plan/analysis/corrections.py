@@ -2,7 +2,7 @@
 
     corrected latency = predicted latency * factor
 
-Factors are ratios of what was measured to what was predicted. `plan/update.py` computes them from the latencies of segments.
+A factor is the ratio of a measured time to a predicted time. `plan/update.py` computes factors from the latencies of segments.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The record of what a planner knows of a device: the rates at which it computes and copies, and how its compiler behaves.
+"""Defines what a planner knows of a device: the rates at which the device computes and copies, and how XLA behaves on it.
 
 Rates are in bytes (or operations) per microsecond. `tensile_jax/device_profiles` reads the values from files.
 """

@@ -1,45 +1,50 @@
 """Predicts which tensors XLA fuses away inside an executable, and which ones it writes to device memory.
 
 XLA fuses light operators into their consumers, so most tensors that light operators make never exist in memory. A tensor is
-*materialised* inside an executable if it is an input, or if a heavy operator makes it or reads it. A backend that computes the
-operands of reductions on the fly does so for what a gather reads as well; on others, what a reduction reads is materialised too.
-So is the result of an expensive light operator that several kernels would have to compute again (`tanh` on a GPU; `exp`, a
-division and others on a CPU). Everything else is computed on the fly from its *leaves*, the tensors that its light operators
-start from:
+*materialised* (written to memory) inside an executable in these cases:
+
+    - it is an input, or a heavy operator makes it or reads it
+    - a reduction reads it, unless the backend computes operands of reductions on the fly; such a backend also computes on the fly
+      what a gather reads
+    - an expensive light operator makes it, and several kernels would have to compute it again (`tanh` on a GPU; `exp`, a division
+      and others on a CPU)
+
+Every other tensor is computed on the fly from its *leaves*, the tensors from which a chain of light operators computes it:
 
     leaves(t)  = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
                                                          operator reads t, if t is materialised since it is expensive, or if t
                                                          would have more than 12 leaves
                = union of leaves(u) over the inputs u    of the light operator that makes t, otherwise
 
-From the leaves follow these properties of tensors t and operators o:
+The leaves determine these properties of tensors t and operators o:
 
     virtual(t) : a light operator makes t, the step does not return t, and those leaves of t that do not belong to the caller
-                 have at most a sixteenth of its bytes. Such a tensor (a broadcast, a mask, a cast of a parameter) is never
-                 stored. Nor is a small view, which has the numbers of another tensor in another shape: to be stored beside
-                 the other one, it would be copied by a kernel of its own. Where what a reduction reads is computed on the
-                 fly, the statistics of rows are virtual as well.
+                 have at most a sixteenth of the bytes of t. Such a tensor (a broadcast, a mask, a cast of a parameter) is never
+                 stored. Small views are never stored either. A view has the numbers of another tensor in another shape, and to
+                 store both would take a kernel that copies. If the backend computes operands of reductions on the fly, the
+                 statistics of rows (below) are virtual as well.
     relaid(t)  : a light operator makes t, and heavy operators read it only as operands that they copy into another layout
                  (`Operator.relaid`). XLA writes the copies, and t itself only if another segment needs it.
-    join       : a light operator, such as a residual sum, whose leaves have many more bytes than those of its largest input
-                 alone; more by over a quarter of its result
+    join       : a light operator, such as a residual sum, that brings the leaves of several inputs together. Its leaves have more
+                 bytes than the leaves of its largest input alone; more by over a quarter of its result
     reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if o is written to memory
                  for heavy operators to read); otherwise 0
-    statistic  : the result of a reduction over the rows of a tensor, or of a function of it, that a light operator combines with
-                 that tensor on the way to a heavy operator of the same pass, as softmax subtracts the maximum; and whatever
-                 light operators make of it alone that has at most its size. XLA computes what follows from one another like
-                 this in one kernel, as the maximum and the sum of a softmax, or the mean and the variance of a layer
-                 normalization. A statistic, or what lies between two of them, prevents that if it comes from another segment or
-                 goes there. Two reductions of one tensor that are combined with one another, as the mean and the mean of
-                 squares, are no statistics: XLA takes kernels of their own. Nor are those of a loss, which no heavy operator
-                 reads.
-    again(o)   = the bytes that XLA writes of the results of o if another segment runs o again. If a tensor is materialised since
-                 it is expensive, and two kernels read it, as those of an activation function and of its derivative, these bytes
-                 belong to the operator of the first kernel: where only the second one runs, it computes the tensor on the fly
-    row(o)     = the number of a join in its chain: joins that lead to one another through light operators have the numbers
-                 1, 2, 3, ..., or 2, 3, 4, ... if those at the 2nd, 4th, ... place take more operations to compute from the joins
-                 before them. Of the two residual sums of a transformer's layer, the one behind the wide product is thus odd. 0 if
-                 o is no join, or leads to no other one and has none before it, as the product in a gated layer
+    statistic  : the result of a reduction over the rows of a tensor (or of a function of the tensor). A light operator combines
+                 the result with that tensor on the way to a heavy operator of the same pass, as softmax subtracts the maximum.
+                 What light operators make of a statistic alone, with at most its size, is a statistic as well. If statistics
+                 follow from one another, XLA computes them in one kernel, for example the maximum and the sum of a softmax, or
+                 the mean and the variance of a layer normalization. XLA cannot do that if a statistic, or a tensor between two
+                 of them, comes from another segment or goes there. Two reductions of one tensor that are combined with one
+                 another, as the mean and the mean of squares, are no statistics: XLA gives each its own kernel. Nor are those of
+                 a loss, which no heavy operator reads.
+    again(o)   = the bytes that XLA writes of the results of o if another segment runs o again. Suppose a tensor is materialised
+                 because it is expensive, and two kernels read it, such as those of an activation function and of its derivative.
+                 Then its bytes belong to the operator of the first kernel: where only the second kernel runs, that kernel
+                 computes the tensor on the fly
+    row(o)     = the number of a join in its chain. Joins that lead to one another through light operators form a chain. They have
+                 the numbers 1, 2, 3, ..., or 2, 3, 4, ... if those at the 2nd, 4th, ... place take more operations to compute
+                 from the joins before them. So of the two residual sums of a transformer's layer, the one behind the wide product
+                 is odd. row(o) is 0 if o is no join, or is in no chain, as the product in a gated layer
 """
 
 from collections.abc import Sequence

@@ -3,27 +3,28 @@
     kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with w microseconds of work
     operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o)))
                           + exchange_us(o)
-                          by itself: a roofline, and what devices exchange for it: exchanged(o) / interconnect_bytes_per_us.
-                          If all floating-point operands have 16 bits, operations take 1 / half_speedup of the time.
-                          link_us is what the step's own copies between the memories take, in the slower direction
-    own_latencies       what the latency model of the device predicts of its heavy operators, and the roofline of all others
+                          operator o by itself: the time of a roofline, and the time exchange_us(o) in which devices exchange
+                          data for o: exchanged(o) / interconnect_bytes_per_us. If all floating-point operands have 16 bits,
+                          operations take 1 / half_speedup of the time. link_us(o) is the time of copies between device and host
+                          memory that the step itself makes, in the slower direction
+    own_latencies       what the latency model of the device predicts for heavy operators, and the roofline for all others
 
-In an executable, XLA fuses light operators and reductions into the operators that use them, so that they cost what they add to
-the memory traffic:
+In an executable, XLA fuses light operators and reductions into the operators that use them. They then cost only the memory
+traffic that they add:
 
     fused_latencies     An operator within its executable. A light operator takes the time of the bytes that pass through device
-                        memory because of it: twice those that it writes for heavy operators (written, then read), but at most
-                        all bytes that it touches. If it writes any, it is a kernel. Sums of outer products
-                        (`trace/rewrites/outer_products.py`) also take the time of their operations, as far as these take
-                        longer than moving the bytes of a small update, where they run first and where they run again. Any
+                        memory because of it. These are twice the bytes that it writes for heavy operators (written, then read),
+                        but at most all bytes that it touches. If it writes any, it counts as a kernel. Sums of outer products
+                        (`trace/rewrites/outer_products.py`) also take the time of their operations, as far as that is longer
+                        than moving the bytes of a small update. This holds where they run first and where they run again. Any
                         other operator takes as long as by itself.
     rerun_latencies     An operator that a segment runs once more, because the segment needs its outputs again. A heavy operator
-                        takes as long as the first time; any other one takes the time of the bytes that it reads once more and
-                        of twice those that it writes, at most the time of four times the bytes that it touches. If there are
-                        any, it is a kernel.
+                        takes as long as the first time. Any other operator takes the time of the bytes that it reads once more
+                        and of twice the bytes that it writes, but at most of four times the bytes that it touches. If there are
+                        such bytes, it counts as a kernel.
 
 Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines light operators into
-kernels, so MLPs for these would precisely predict times that do not occur. So only heavy operators are predicted by MLPs
+kernels, so MLPs for single light operators would precisely predict times that do not occur. So MLPs predict heavy operators only
 (`latency_model.py`), on a device that was calibrated. Operators are heavy or light (`ir.py`). Latencies are in microseconds.
 """
 

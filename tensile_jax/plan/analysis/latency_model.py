@@ -5,9 +5,9 @@ For each primitive there is an MLP of four layers, fitted to operators that were
 
     log(latency / roofline)        roofline = max(flops / flops_per_us, bytes / bytes_per_us, floor)
 
-so that a network that has learned nothing predicts the roofline. Several networks that began with other weights are averaged.
-An operator that is unlike everything that was measured is not predicted. Only NumPy is needed here. Latencies are in
-microseconds.
+So a network that has learned nothing predicts the roofline. The prediction is the average of several networks that were trained
+from different initial weights. The model predicts nothing for an operator that is unlike all measured ones. The module needs only
+NumPy. Latencies are in microseconds.
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,14 +10,14 @@ Time is counted in *places*: operator k runs at place k, and boundary b lies bet
     stored(b)    =   sum of nbytes over the tensors stored at b
 
 `begin` is the place of the operator that makes the tensor, and -1 for an input. `end` is the place of the last operator that
-reads it. For what the caller owns (inputs that are not donated, constants) and for the step's results, `end` is the number of
-operators. The update of donated state may take over the memory of the old state. Then the two are one tensor, and the update adds
-nothing ("the new parameter uses the memory address of the old parameter", section IV-B).
+reads the tensor. For what the caller owns (inputs that are not donated, constants) and for the step's results, `end` is the
+number of operators. The update of donated state may take over the memory of the old state. Then the old state and its update
+count as one tensor ("the new parameter uses the memory address of the old parameter", section IV-B).
 
-XLA for GPUs transposes the gradient of a convolution's weights in the kernel that makes the updates of the weights and of the
-optimizer's state, and such a kernel cannot write where it reads. If this state is donated all the same, XLA writes the updates
-elsewhere and then copies them, which takes more kernels and traffic. So plans do not donate this state (docs/results.md, "What
-XLA cannot update in place").
+On a GPU, one kind of state is not updated in place: the weights of convolutions, and the optimizer's state for them. XLA computes
+their updates in a kernel that also transposes the gradient, and such a kernel cannot write where it reads. If this state is
+donated all the same, XLA writes the updates elsewhere and then copies them, which takes more kernels and traffic. So plans do not
+donate this state (docs/results.md, "What XLA cannot update in place").
 """
 
 from collections.abc import Sequence

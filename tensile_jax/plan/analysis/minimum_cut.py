@@ -3,19 +3,19 @@
 """Decides by a minimum cut which tensors are kept across a boundary, and which are computed again after it.
 
 Take a boundary between operators at which much is stored: the *turn*, usually from the forward to the backward pass. Every tensor
-made before the turn and used after it is either kept or computed again. To keep it costs its bytes. To compute it again, from
-other tensors that are kept, costs the operators in between. The cheapest choice for all tensors at once is a minimum cut of a
-flow network. Its nodes are operators o and tensors t, u. The nodes on the sink side of the cut are available after the turn. An
-edge that is cut costs its capacity:
+made before the turn and used after it is either kept or computed again. To keep a tensor costs its bytes. To compute it again,
+from other tensors that are kept, costs the operators in between. The cheapest choice for all tensors at once is a minimum cut of
+a flow network. The nodes of the network are operators o and tensors t, u. The nodes on the sink side of the cut are available
+after the turn. An edge that is cut costs its capacity:
 
     source -> o        cost(o)      operator o runs again
     u      -> o        infinite     ... which needs its inputs
     o      -> t        keep(t)      t, an output of o, is kept
     t      -> sink     infinite     t is used after the turn
 
-`price` is a parameter: how many more bytes may be kept to move one byte less. Varying it gives all choices from "keep everything"
-to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light operator that adds large tensors,
-such as a residual sum. Joins are counted along each chain of joins.
+`price` is a parameter: how many more bytes may be kept to move one byte less. Different prices give all choices from "keep
+everything" to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light operator that adds large
+tensors, such as a residual sum. Joins are numbered along each chain of joins.
 
     keep(t) = nbytes(t)                                 t lies in device memory anyway
             = nbytes(t) * (1 + price)                   t is fused into its readers, and would have to be written
@@ -27,15 +27,16 @@ such as a residual sum. Joins are counted along each chain of joins.
             = price * reread(o)                         o is a join in no chain
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
             + price * 2 * again(o) * s                  in addition, if o is light: what XLA writes, and reads again
-            + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: a kernel more; or the
-                                                        host's time for one, if that is longer
+            + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: one more kernel (or
+                                                        the host's time for a kernel, if that is longer)
 
     nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`
     reread(o), again(o), number in a chain: `fusion.py`
 
-A join of a chain costs much, because every segment that needs the sum would compute the chain of its terms again, back to the
-last sum that is kept. Therefore every other join of a chain costs something at any price: if all were dropped, the chains of
-terms would grow with every block of the network. If only every other join is dropped, a segment computes at most one block more.
+A join in a chain costs much, because every segment that needs the sum would compute the chain of terms again, back to the last
+sum that is kept. If all joins of a chain were dropped, the chains of terms would grow with every block of the network. Therefore
+every other join of a chain costs something at any price. If only every other join is dropped, a segment computes at most one
+block more.
 
 The factor s makes small results cost a little more, so that of equal operators those with large results run again.
 

@@ -1,8 +1,8 @@
 """Chooses the order in which operators run: each update as soon as its gradient exists, large gradients of small operands last.
 
-JAX emits the whole optimizer after the whole backward pass, so that every gradient stays in memory until then. But an update
-depends on nothing except its own gradient (and sometimes a global norm). There are three rules. What no rule moves keeps its
-order:
+JAX emits the whole optimizer after the whole backward pass, so that every gradient stays in memory until then. But the update of
+a parameter depends only on that parameter's gradient (and sometimes on a global norm). Three rules move operators. Operators that
+no rule moves keep their order:
 
     tail       An operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the last heavy
                result that it depends on. Each gradient is then used as soon as it is computed.
@@ -16,9 +16,9 @@ comes right before its first consumer, and what goes there is part of the tail.
 An operator that has an effect and no results (a debug print) is part of the tail. Whatever moves, effectful operators keep their
 order: each runs after the one before it, and what one of them reads is not delayed.
 
-Early updates only save memory if they take over the memory of the state that they update. Where state is not donated, old and new
-state would be in memory at once during the backward pass. So three orders are compared, and the one with the lowest peak is
-taken: all three rules; the rules `tail` and `prelude`; the rule `prelude` alone.
+Early updates only save memory if they take over the memory of the state that they update. If state is not donated, old and new
+state would be in memory at once during the backward pass. So the module compares three orders, and takes the one with the lowest
+peak. They follow from all three rules, from the rules `tail` and `prelude`, and from the rule `prelude` alone.
 """
 
 from collections.abc import Sequence

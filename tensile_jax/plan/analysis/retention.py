@@ -1,9 +1,10 @@
 """Computes how long each tensor stays stored if some tensors are dropped, and what each segment must then compute again.
 
 Time is counted in places, the positions of operators in their order of execution; boundary b lies before the operator at place b.
-A *dropped* tensor is stored only up to a given place. A segment that begins later and needs it computes it again from the inputs
-of its operator. These inputs are stored, or are computed again in turn. The operators that run again for a tensor are its
-*chain*. What a chain starts from must be kept as long as the chain may be needed:
+A *dropped* tensor is stored only up to a given place. A segment that begins later and needs the tensor computes it again: the
+segment runs again the operator that makes the tensor. The inputs of this operator are stored, or are computed again in turn.
+The operators that run again for a tensor are the *chain* of the tensor. The tensors from which a chain starts must be kept as
+long as the chain may be needed:
 
     far(d)   = places after end(d) that read the dropped tensor d, themselves or through operators that run again
     uses(t)  = places of the operators that read t
@@ -15,8 +16,7 @@ of its operator. These inputs are stored, or are computed again in turn. The ope
 
 The results of effectful operators are never dropped, since such an operator runs only once.
 
-A segment runs a chain once, whatever the number of its consumers in the segment. What the segment makes itself is never made
-twice.
+A segment runs a chain only once, even if several operators of the segment need the result. A segment never makes a tensor twice.
 """
 
 from bisect import bisect_right

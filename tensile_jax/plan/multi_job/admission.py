@@ -6,8 +6,9 @@ constants of its plan, and metrics that nobody has read yet. A job can run if it
     spare       = budget - sum over all jobs k of parked_k
     can_run(j)  <=>  peak_j - parked_j <= spare
 
-A job is admitted under three conditions. It can run. Each of the other jobs that can run now can still run once this job is
-parked beside it. Host memory can hold the most that all jobs need there. So the smallest budgets for some jobs are
+A job is admitted under three conditions. First, it can run. Second, each of the other jobs that can run now can still run while
+the new job is parked. Third, host memory can hold the most that all jobs together need there. So a set of jobs needs at least
+these budgets:
 
     device      sum over k of parked_k + max over k of (peak_k - parked_k)
     host        sum over k of host_k
@@ -16,7 +17,7 @@ A new job is first planned under the memory that the other jobs leave free betwe
 state has to move when another job's iteration begins. If there is none, the job is planned under the whole budget, and jobs are
 parked while others run. The maximal swapping rate of a job (TENSILE section IV-D) limits how many bytes its plan swaps.
 
-Both the runtime's controller and the command `tensile plan JOBS.toml` decide by this file. Sizes in bytes.
+Both the runtime's controller and the command `tensile plan JOBS.toml` use this module. Sizes in bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence

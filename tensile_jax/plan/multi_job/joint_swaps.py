@@ -4,18 +4,20 @@ The jobs share one link, on one time axis that begins when an iteration of each 
 it finds no more swaps:
 
     MP_j      the peak of job j with the swaps that were chosen so far; MP = sum over all jobs of MP_j
-    MPT       the tensors of all these peaks: the largest that can be swapped is chosen, whatever job it belongs to
-    SON, MSR  of a job: the number of its tensors that were chosen, and its maximal swapping rate. No tensor of a job is chosen
-              within an iteration while SON / (sum of all SON) > MSR
+    MPT       the tensors that are on the device at these peaks. The largest tensor that can be swapped is chosen, whatever job it
+              belongs to
+    SON, MSR  of a job: the number of the job's tensors that were chosen, and the job's maximal swapping rate. No tensor of a job
+              is chosen within an iteration while SON / (sum of all SON) > MSR
     SE        the copies of all jobs: no two are on the link at the same time
 
-The recomputations follow for each job alone (`policies/tensile/complete_scheduling.py`), in the order of Algorithm 3. Line 4 of
-Algorithm 3 ends the search: "the average MP_j of the jobs corresponding to the selected tensors in the past 3 iterations reduces
-less than 0.05%". This is read as MP, of which only the MP_j of the selected tensor's job changes in an iteration.
+The recomputations are then chosen for each job alone (`policies/tensile/complete_scheduling.py`), in the order of Algorithm 3.
+Line 4 of Algorithm 3 ends the search: "the average MP_j of the jobs corresponding to the selected tensors in the past 3
+iterations reduces less than 0.05%". This module takes MP instead of the average MP_j. In one iteration of the algorithm, only the
+MP_j of the selected tensor's job changes, and MP changes by as much.
 
-Differences from the paper: The jobs run on a device in turns, one segment at a time, so the time axis is right for a job while it
-runs without the others. Recomputations are chosen for each job under its own limit, because the runtime gives each job one. A job
-whose whole step fits its limit runs as one executable, without the swaps that were chosen for it.
+Differences from the paper: The jobs run on a device in turns, one segment at a time. So the time axis is right for a job only
+while the job runs without the others. Recomputations are chosen for each job under its own limit, because the runtime gives each
+job a limit. A job whose whole step fits its limit runs as one executable, without the swaps that were chosen for it.
 
 Ties go to the earlier job, then to the lower tensor id. Sizes in bytes, times in microseconds.
 """

@@ -1,17 +1,17 @@
 """Computes when each copy to the host ends, if the copies run one after another in the order in which a plan issues them.
 
 A planning algorithm may place a copy to the host anywhere in the free time of the link: small tensors go into short gaps, and a
-large one waits for a long gap. A plan issues each copy right after the last access before its tensor leaves, and the lane of the
-link makes the copies in the order in which they were issued:
+large one waits for a long gap. A plan is simpler: it issues each copy right after the last access before the tensor leaves. The
+link makes these copies one after another, in the order in which they were issued:
 
     end(t) = max(end of the copy before, end of the last need of t) + nbytes(t) / rate
 
-An absence that began when the algorithm thought that the copy had ended would make a segment wait. Here it begins when the copy
-does end. If nothing of the absence remains, the absence is left out, and the tensor's next absence makes the copy to the host,
-since the first of a tensor's absences always does.
+So a copy may end later than the algorithm thought. If the tensor's absence from the device began at the time that the algorithm
+thought of, a segment would wait for the copy. Here the absence begins when the copy does end. If nothing of the absence remains,
+it is left out. The tensor's next absence is then its first one, and the first absence of a tensor makes the copy to the host.
 
-A *place* is the position of an operator in the order of execution. Times are microseconds since the step began, without what
-segments compute again: a copy never ends later than at the place that is found here.
+A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave out
+what segments compute again, so in the plan a copy never ends at a later place than the one found here.
 """
 
 from bisect import bisect_left

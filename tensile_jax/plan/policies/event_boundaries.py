@@ -1,19 +1,19 @@
-"""Cuts a step into segments that begin and end at a policy's own events, so that the cut exposes no copy that the policy hides.
+"""Finds the boundaries at which a policy's copies begin and end, so that no segment waits for a copy that the policy hides.
 
-A copy can be issued, and waited for, between two segments only. If a policy hides a copy behind operators, and these operators
-lie in the middle of a segment, then a segment waits for the copy after all. Each absence of a tensor therefore asks for
+A copy can be issued, and waited for, between two segments only. Suppose a policy hides a copy behind some operators. If these
+operators lie in the middle of a segment, a segment waits for the copy after all. Each absence of a tensor therefore asks for
 boundaries. (A *place* is the position of an operator in the order of execution; boundary b lies before the operator at place b.)
 
-    issued    after the last operator that needs the tensor before it leaves: the copy to the host is issued
-    back      before the operator during which the copy to the device begins: that copy is issued
-    used      before the next operator that needs the tensor: that copy must have ended
+    issued    after the last operator that needs the tensor before it leaves: the copy to the host is issued here
+    back      before the operator during which the copy to the device begins: the copy to the device is issued here
+    used      before the next operator that needs the tensor: the copy to the device must have ended here
 
-The end of the copy to the host asks for none. The tensor is freed at the first boundary after it, and nothing waits for that. If
-the tensor is then on the device for too long, the cut has one more boundary because of the limit.
+The end of the copy to the host needs no boundary of its own. The tensor is freed at the first boundary after that end, and no
+segment waits. If the tensor then stays on the device for too long, the limit makes the cut add a boundary.
 
-A boundary costs a launch, so a copy may as well be exposed for the time of a launch. A boundary that is asked for is therefore
-left out if another one follows `issued`, or precedes `back` and `used`, within `launch_us`. The policy's cut has all boundaries
-that remain. It has others only where the limit asks for them, or where they save time.
+Each boundary costs the time of one launch, `launch_us`. Computation may as well wait that long for a copy. So a boundary is left
+out if another chosen one is near: less than `launch_us` after `issued`, or less than `launch_us` before `back` or `used`. The
+policy's cut has all boundaries that remain. The cut has others only where the limit requires them, or where they save time.
 
 Times in microseconds since the step began.
 """

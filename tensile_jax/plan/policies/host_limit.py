@@ -1,12 +1,16 @@
 """Keeps the plan of every policy under the limit of host memory.
 
-A policy first decides without the limit, so that ample host memory changes nothing. If that plan exceeds the limit, the policy
-decides again with it. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other policies decide
-what is away at which places; of that, what the host can hold is kept, the largest tensors first. Both count with what they know
-before the plan is built, and a plan may need a little more, where what the search does not count needs a tensor
-(`search/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for less.
+A policy first decides without a host limit, so that ample host memory changes nothing. If its plan exceeds the host limit, the
+policy decides again, this time with the limit. `auto` then makes no schedule that exceeds the limit (`search/local_search.py`).
+The other policies decide which tensors are away from the device, and when. Of these swaps, those that the host can hold are kept,
+the largest tensors first.
 
-A few swaps can be worse than none, so the policy's plan without swaps is compared, too.
+A policy can only estimate host memory before the plan is built. The plan may need a little more, because the estimate does not
+count everything that needs a swapped tensor (`search/condensed_step.py`). So the host memory of the built plan is computed. If it
+exceeds the limit, the policy decides again for a lower host limit.
+
+A plan with few swaps can be worse than a plan with none. So if the policy finds no plan, or is asked for its least peak, it also
+plans without swaps. The plan with the lower peak is taken.
 
 Sizes in bytes.
 """

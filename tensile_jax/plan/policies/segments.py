@@ -1,8 +1,8 @@
-"""Finds the cheapest segments for what a policy of a paper has decided: which tensors it drops, and when it swaps others.
+"""Cuts a step into segments for the policies taken from papers.
 
-The policy `auto` searches for its own segments (`search/search.py`). The other policies decide by places, the positions of
-operators, and find their segments here: the cheapest boundaries that keep every segment under the limit
-(`search/segment_boundaries.py`).
+The policy `auto` searches for its own segments (`search/search.py`). The other policies do not know segments. They decide which
+tensors to drop and which to swap, and before or after which operator. This module then finds the cheapest boundaries that keep
+every segment under the limit (`search/segment_boundaries.py`).
 """
 
 from collections.abc import Callable, Hashable, Iterable

@@ -15,15 +15,14 @@ Between `forward` and `backward`, X is away for the longest interval in which no
 
 The last layer of the forward pass is the first one of the backward pass. For this layer, the heavy operator after X's last need
 takes the place of the next layer's convolution, and the heavy operator before X's next need takes the place of the layer before.
-All layers are offloaded, whatever the limit: nothing is chosen by its cost, unless the host cannot hold all feature maps
-(`host_limit.py`). Segments begin and end where these copies are issued
-and awaited (`event_boundaries.py`). If the whole step fits the limit, it runs as one executable. If no feature map can leave, the
-policy does what `none` does.
+All layers are offloaded, whatever the limit. The policy leaves layers out only if the host cannot hold all feature maps
+(`host_limit.py`). Segments begin and end where these copies are issued and awaited (`event_boundaries.py`). If the whole step
+fits the limit, it runs as one executable. If no feature map can leave, the policy does what `none` does.
 
 Differences from the paper:
 
     - vDNN copies X out while the layer that reads X runs, and waits when that layer is over. Here a copy begins after the segment
-      of the last need, so the next layer hides the copy, and X stays on the device for that much longer. The first segment that
+      that needs X last. So the next layer hides the copy, and X stays on the device for that much longer. The first segment that
       begins after the next layer's convolution waits for the copy.
     - XLA chooses the algorithms of convolutions.
     - What policy `none` does not store (XLA fuses it) cannot be offloaded, and inputs that the caller owns are not.

@@ -2,16 +2,17 @@
 
 The plan of an iteration goes through its segments in order:
 
-    boundary    The swap-outs of tensors whose last need before their absence is over are issued. Swap-ins are issued at the
-                boundary where the tensor's residency begins (`layout.py`). Copies that must have ended before the next segment
-                are waited for.
+    boundary    A swap-out is issued at the first boundary after the last need of the tensor before its absence. A swap-in is
+                issued at the boundary where the tensor's next residency begins (`layout.py`). The plan waits for copies that must
+                have ended before the next segment.
     segment     It runs for the latency of its operators and of what it computes again.
-    afterwards  What nothing needs any more is released.
+    afterwards  Tensors that nothing needs any more are released.
 
     device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace
 
-The `device_bytes` of the first segment are at least what is on the device when the iteration begins, from where state may leave
-before that segment; those of the last one, what is there when the iteration ends, where copies may have brought results back.
+The `device_bytes` of the first segment are at least what is on the device when the iteration begins, because state may leave
+between that time and the segment. The `device_bytes` of the last segment are at least what is on the device when the iteration
+ends, because copies may have brought results back.
 
 `simulate.py` computes when segments and events happen.
 

@@ -1,7 +1,7 @@
-"""Checks a plan by replaying it, independently of how it was made, and refuses it if anything is wrong with it.
+"""Checks a plan by replaying it, independently of how it was made, and refuses the plan if anything is wrong.
 
-The replay knows the graph and the plan, nothing else. It goes through the segments in launch order and keeps two sets of tensors:
-those on the device and those on the host. It checks that
+The replay knows only the graph and the plan. It goes through the segments in the order of their launches, and keeps two sets of
+tensors: those on the device and those on the host. It checks that
 
     - a segment's inputs are on the device, and its operators can run from these inputs in the given order
     - every operator of the step runs, and what runs twice is listed as recomputed
@@ -11,13 +11,14 @@ those on the device and those on the host. It checks that
       last iteration left there
     - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none ends
       after it is needed
-    - no tensor is copied that the step itself has in host memory
-    - what is donated to a segment is an input of it, and one of its outputs is the state that takes over the memory
-    - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`, and
-      `device_bytes` is at most the plan's peak (if the segments are compiled into one program, XLA orders their operators, and
-      the peak is that of the program); what is on the device when the iteration begins and ends is at most the `device_bytes` of
-      the first and the last segment
-    - the host never holds more than the plan's `host_peak_bytes`, if the plan says that, nor more than its host budget
+    - no tensor is copied that the step itself keeps in host memory
+    - a tensor that is donated to a segment is an input of the segment, and an output of the segment takes over its memory
+    - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`
+    - `device_bytes` is at most the plan's peak, except where segments are compiled into one program: there XLA orders their
+      operators, and the peak is that of the program
+    - what is on the device when the iteration begins is at most the `device_bytes` of the first segment, and what is there when
+      the iteration ends is at most those of the last segment
+    - the host never holds more than the plan's `host_peak_bytes`, if the plan states them, nor more than the plan's host budget
     - at the end every result of the step is on the device, or on the host if it is state that may stay there
 
 A plan that leaves the step whole, without segments, has nothing to check.

@@ -7,12 +7,12 @@
     Launch          run a segment, which also computes again what the plan says
     Free            free arguments that were donated to the step
 
-Boundary j lies before segment j, and boundary k, after all k segments, at the end of the iteration. At each boundary, the
+Boundary j lies before segment j. Boundary k comes after all k segments, at the end of the iteration. At each boundary, the
 instructions come in the order of this table. A copy that segment i triggers starts at boundary i + 1, and finishes at the
-boundary that is the `until` of its event. An iteration does not wait for copies to the device that none of its segments reads, so
-these have no FinishSwapIn.
+boundary that its event names as `until`. If no segment of the iteration reads a tensor that is copied to the device, the
+iteration does not wait for the copy, and there is no FinishSwapIn.
 
-Whatever is said of what a plan does follows from these instructions: resident bytes and host bytes (`memory_curve.py`), times
+Other modules compute from these instructions what a plan does: resident bytes and host bytes (`memory_curve.py`), times
 (`simulate.py`), programs (`joined.py`), the executor's instructions (`exec/running/instructions.py`) and the memory profile of
 a job (`exec/actor/plan_memory.py`). Only the checker (`check.py`) replays the events of a plan itself, so that it is a second
 opinion.

@@ -1,11 +1,12 @@
 """Joins the segments of a plan into as few executables as its copies allow: what `launch="program"` launches.
 
-Between two launches the host acts: it begins copies, and waits for them. So a boundary at which a copy begins or is waited for
-lies between two launches, and all segments between two such boundaries are one *program* (`exec/compiling/program_code.py`). A
-copy out and back of a tensor that a program makes itself is part of that program. A plan that copies nothing else is one program.
+The host can begin copies and wait for them only between two launches. So if a copy begins or is waited for at a boundary, the
+boundary must lie between two launches. All segments between two such boundaries become one *program*
+(`exec/compiling/program_code.py`). If a program makes a tensor itself, and the tensor is copied out and back within the program,
+these copies are part of the program. A plan that copies nothing else is one program.
 
 The joined plan has one segment for each program, and the copies between programs. The executor carries it out, and the peak and
-the time of the step are those of the joined plan. A program needs what XLA says of its executable.
+the time of the step are those of the joined plan. The memory of a program is what XLA reports for its executable.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Counts how many bytes of tensors are on the device while each segment of a plan runs, and how many in host memory at each
 boundary: the `resident_bytes` and the `host_peak_bytes` that a plan states.
 
-The bytes are counted from the plan's instructions (`instructions.py`), so the count is right whatever the policy expected. When
-an iteration begins, the device holds
+The module counts the bytes from the plan's instructions (`instructions.py`), so the count does not depend on what the policy
+expected. When an iteration begins, the device holds
 
     held = inputs and constants of the step, except those whose first copy is a swap-in
 
@@ -12,8 +12,9 @@ and each instruction adds what it brings there, and removes what it frees (`chan
 
 The memory of donated inputs becomes the memory of outputs, so the two are counted once.
 
-A tensor is in host memory from the boundary at which its first copy to the host starts to the one at which its last copy back has
-ended, both included. State that an iteration leaves there stays to the end, and is there from the beginning of the next one:
+A tensor is in host memory from the boundary at which its first copy to the host starts to the boundary at which its last copy
+back has ended, both included. State that an iteration leaves in host memory stays there to the end, and is there from the
+beginning of the next iteration:
 
     host(j) = sum of the sizes of the tensors that are in host memory at boundary j,  host_peak = max over j of host(j)
 

@@ -6,10 +6,11 @@ An operator belongs to one of three parts of a train step:
     optimizer   it follows from a gradient, or serves nothing but the new parameters and the new optimizer state
     forward     all others
 
-A segment is named after each part that makes up a tenth of it or more, measured in floating-point operations and bytes. If the
-segment does not hold the whole of a part, the scopes of its operators follow, one level below the scope of the network
-itself. Ranges of numbered siblings are written `Block_12..15`. A name that is too long leaves out some of its scopes. Segments
-that would share a name are numbered: `optimizer`, `optimizer (2)`.
+A segment is named after each part that makes up a tenth of the segment or more, measured in floating-point operations and bytes.
+If the segment contains only some of a part's operators, the name of the part is followed by the scopes of these operators. Scopes
+are given down to one level below the network: `ResNet/Block_3`, not `ResNet/Block_3/Conv_0`. Ranges of numbered scopes are
+written `Block_12..15`. A name that is too long leaves out some of its scopes. Segments that would share a name are numbered:
+`optimizer`, `optimizer (2)`.
 """
 
 import re

@@ -2,10 +2,10 @@
 
 TENSILE simulates its tensor access sequence in the same way (section IV-B, "a discrete simulation process"). Here the plan's
 instructions (`instructions.py`) take place one after another, in the order in which the executor carries them out. There are
-three lanes: computation, copies to the host, and copies to the device. Each serves one request at a time, in order.
+three lanes: computation, copies to the host, and copies to the device. Each lane serves one request at a time, in order.
 
-    StartSwapOut, StartSwapIn     Each copy begins when it is issued and its lane is free, and takes nbytes / rate. The next
-                                  launch takes longer by `copy_share` of that time.
+    StartSwapOut, StartSwapIn     Each copy begins as soon as it is issued and its lane is free, and takes nbytes / rate. The next
+                                  launch takes longer by the part `copy_share` of that time.
     FinishSwapOut, FinishSwapIn   The next instruction takes place when these copies have ended.
     Launch                        It takes launch_us + latency_us. The next instruction takes place when it has ended.
 

@@ -1,19 +1,20 @@
 """Plans all iterations of an opened loop alike, so that they share their executables.
 
-A step whose loops are opened (`trace/reading/scans.py`) runs the same operators in every iteration. Where a plan also cuts every
-iteration at the same places, and keeps the same of its tensors, the segments of all iterations are equal. They are then
-compiled once, however many layers a network has. The search (`search.py`) decides for each tensor by itself, so it finds faster
-plans under tight limits, but almost all of its segments differ.
+A step whose loops are opened (`trace/reading/scans.py`) runs the same operators in every iteration of a loop. Suppose a plan also
+cuts every iteration at the same places, and keeps the same tensors in each. Then the segments of all iterations are equal. They
+are compiled once, however many layers a network has. The search (`search.py`) decides for each tensor by itself. So it finds
+faster plans under tight limits, but almost all of its segments differ.
 
-A schedule of this kind follows from a price of the minimum cut and from cuts into segments:
+Such a schedule is determined by two choices: a price per byte of memory (`analysis/minimum_cut.py`), and cuts into segments:
 
-    dropped   A tensor is dropped if the minimum cut at that price drops it in most iterations.
-    cuts      Every iteration is cut once, where least is stored. If that is above the limit, the cheapest cuts under the limit
-              (`segment_boundaries.py`) are found for the whole step. Of each loop, those inside the iteration that has most of
-              them are made in all iterations, and those outside of loops are kept.
+    dropped   A tensor is dropped in all iterations if the minimum cut at this price drops it in most of them.
+    cuts      Every iteration is cut once, where least is stored. If this plan is above the limit or slow, the module finds the
+              cheapest cuts of the whole step under the limit (`segment_boundaries.py`). Cuts outside of loops are kept. In each
+              loop, the iteration with the most cuts serves as the model: every iteration is cut at the same places.
 
-Two prices may be combined: the lower price, at which more is dropped, in the iterations with indices below k, and the higher one
-in the others. Under the limit, k is the least one. Iterations of nested loops are told apart by the index of the innermost one.
+Two prices may be combined. Iterations with an index below k use the lower price, at which more is dropped; the others use the
+higher price. k is the smallest number found with which the plan stays under the limit. In nested loops, only the index of the
+innermost loop is compared with k.
 """
 
 from collections import defaultdict

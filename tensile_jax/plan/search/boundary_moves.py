@@ -1,6 +1,6 @@
-"""Changes the boundaries of a schedule: joins two segments, or splits one, and evaluates what that changes.
+"""Changes the boundaries of a schedule: joins two segments, or splits one, and evaluates the segments that change.
 
-Tensors stay on the device for the same time as before (`residency_moves.py` changes that); only segments are renumbered.
+Tensors stay on the device for the same time as before (`residency_moves.py` changes that time); only segments are renumbered.
 """
 
 from tensile_jax.plan.result.layout import MADE, Residency, may_have

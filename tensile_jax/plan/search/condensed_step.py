@@ -1,4 +1,4 @@
-"""Reduces a step to what matters for planning: its large tensors, and the runs of operators that make them.
+"""Reduces a step to what matters for planning: its large tensors, and the groups of operators that make them.
 
 A step has thousands of equations, most of them cheap and on small tensors. The search (`local_search.py`) works on a *condensed*
 step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:
@@ -7,13 +7,13 @@ step, in which a plan is evaluated much faster. Every tensor of the step belongs
     significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps
                   (`analysis/minimum_cut.py`); the search decides when it is on the device
     small         any other tensor below the threshold: it is kept from where it is made to where it is needed last
-    derived       any other large tensor: XLA fuses it into its readers, so each segment computes it from what it is made from
+    derived       any other large tensor: XLA fuses it into its readers, so each segment computes it again from its inputs
 
-A *node* is a run of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment is
-a run of nodes between two possible boundaries. Nodes read and make significant tensors only: what a node reads through derived
-tensors counts as read by the node itself. A *recipe* computes one operator's significant results again. A derived tensor that
-takes time to compute again, because XLA writes it to memory for a heavy operator, takes it once in each segment that does not
-make it and reads through it.
+A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment
+is a series of nodes between two possible boundaries. Nodes read and make significant tensors only. If a node reads a derived
+tensor, it counts as reading the significant tensors from which the derived tensor is computed. A *recipe* computes one operator's
+significant results again. Some derived tensors take time to compute again, because XLA writes them to memory for a heavy
+operator. Each segment that reads through such a tensor without making it takes that time once.
 
 Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
 bytes, times in microseconds.

@@ -1,7 +1,7 @@
 """Changes a finished plan so that some state stays on the host from its last use to its first use in the next iteration.
 
-Each tensor is copied to the device as late as there is time before the first segment that needs it, and to the host as early as
-there is time after its update, on the clock of the segments.
+The copy to the device is as late as the time before the first segment that needs the tensor allows. The copy to the host is as
+early as the time after the tensor's update allows. Both times are those of the plan's segments.
 """
 
 from collections.abc import Collection

@@ -1,9 +1,10 @@
 """Simulates the time of a schedule's step: its segments, and the copies of the tensors that are swapped.
 
 The simulation is that of `result/simulate.py`. Boundaries are 0 .. k; boundary j is where segment j begins. Copies that are
-issued at the same boundary and must have ended at the same one are simulated as one: nothing depends on when each of them ends.
+issued at one boundary, and must have ended at one other boundary or the same one, are simulated as one copy: nothing depends on
+when each of them ends.
 
-Times in microseconds. Those of copies are multiples of `GRID_US`, so that their sums are exact in any order.
+Times in microseconds. The times of copies are multiples of `GRID_US`, so that sums of them are exact in any order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

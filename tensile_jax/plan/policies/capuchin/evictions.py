@@ -1,8 +1,9 @@
 """Computes what it costs to evict a tensor between two of its accesses, and evicts it by a swap or by a recomputation.
 
 An *eviction* is one way to free memory: a tensor leaves the device after one access (the *evicted access*) and must be there
-again for the next one (the *back access*). `policy.py` chooses which tensors are evicted, and how. This file knows what the
-evictions so far have left, and what one more would cost. Capuchin (Peng et al., ASPLOS 2020, sections 4.3 and 4.4) uses:
+again for the next one (the *back access*). `policy.py` chooses which tensors are evicted, and how. This file keeps track of the
+memory and the link time that remain after the evictions chosen so far, and computes the cost of one more. Capuchin (Peng et al.,
+ASPLOS 2020, sections 4.3 and 4.4) uses:
 
     FT       = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
     rp(t)    = latency of the operators that compute t again
@@ -10,17 +11,19 @@ evictions so far have left, and what one more would cost. Capuchin (Peng et al.,
     MSPS(t)  = nbytes(t) / (rp(t) + ext(t))                memory saving per second (here: per microsecond)
 
 A *kernel* is one heavy operator with the light ones that XLA fuses with it (`passive_mode.py`). The *target* is the memory that
-no kernel is to exceed.
+no kernel should exceed.
 
-A swap copies out as soon as the lane of the link is free, and copies in (Capuchin's *in-trigger*) as late as the back access and
-the lane allow. If the tensor would then still lie on the device during a kernel that exceeds the target, the copies cannot both
-be hidden. Such a swap is widened: the tensor is away from the first to the last kernel in the gap that exceeds the target. Its
-*overhead* is the part of the copies that does not fit before the first and after the last of these kernels.
+A swap has two copies, one in each direction, and the link has one lane for each direction. The copy to the host starts as soon as
+its lane is free. The copy to the device starts as late as the back access and its lane allow; Capuchin calls this start the
+*in-trigger*. Between these copies, the tensor may still lie on the device during a kernel that exceeds the target. Then
+computation has to wait for a copy. Such a swap is widened: the tensor is away from the first to the last kernel in the gap that
+exceeds the target. The *overhead* of the swap is the part of its copies that does not fit before and after these kernels.
 
-A recomputation starts from its *sources*: tensors that are on the device whenever the evicted tensor is needed again. Inputs that
-are no longer stored then are computed again too, and rp(t) contains the time of this chain. If a source is itself dropped later,
-the tensors that start from it start from its sources instead, and have to compute it too: that is ext(t). Inputs that have been
-swapped out in the meantime are no source ("those tensor accesses which have never been released", TENSILE section IV-D).
+A recomputation of t starts from the *sources* of t: tensors that are on the device whenever t is needed again. If an input of t
+is no longer stored at that time, it is computed again first. rp(t) is the time of this whole chain of operators, from the sources
+to t. Suppose t is a source of tensor u, and t is dropped as well. To compute u again, one must now compute t first, from the
+sources of t. ext(t) is this extra time, summed over all such u. If the chain needs a tensor that has been swapped out, t is not
+recomputed ("those tensor accesses which have never been released", TENSILE section IV-D).
 
 Difference from Capuchin: MSPS counts the chain once for the tensor and once for each tensor that starts from it, as Capuchin
 does. But every segment that needs a dropped tensor computes it again (`retention.py`); Capuchin keeps it after the back access.

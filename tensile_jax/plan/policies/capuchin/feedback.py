@@ -1,11 +1,12 @@
-"""Moves the in-triggers of swaps earlier, where a segment of the plan still waits for a copy to the device.
+"""Starts copies to the device earlier, where a segment of the plan still waits for such a copy.
 
-Capuchin (Peng et al., ASPLOS 2020, section 4.3): if a tensor is still being swapped in when its back access comes, its in-trigger
-moves earlier in the next iteration, by 5 % of the swap-in time, until the tensor is there in time.
+The *in-trigger* of a swap is the time at which its copy to the device starts. The *back access* is the access that needs the
+tensor on the device again. Capuchin (Peng et al., ASPLOS 2020, section 4.3) observes whether the copy is still going on at the
+back access. If so, the next iteration starts the copy earlier, by 5 % of its duration, until the tensor is there in time.
 
 Differences from the paper: The iterations are simulated (`result/simulate.py`), because a plan does not change while it runs. A
-copy is issued at a boundary between segments, so an in-trigger moves to the boundary before, and only if there is room under the
-limit for the tensor in the segment that it crosses. The moves end when they no longer make the step faster.
+plan starts copies at boundaries between segments only. So an in-trigger moves by one segment, to the boundary before. It moves
+only if this segment has room for the tensor under the limit. The moves end when they no longer make the step faster.
 """
 
 from collections.abc import Iterator

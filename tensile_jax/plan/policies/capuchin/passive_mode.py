@@ -2,18 +2,20 @@
 
 Capuchin (Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS 2020, section 4.2) knows nothing
 about a step before it has run once. It runs the first iteration in *passive mode*: when an allocation fails, it copies tensors to
-the host, the least recently accessed ones first, until there is room. When an evicted tensor is accessed, it is copied back.
-Computation waits for both copies. TENSILE's table of first iterations compares itself with this iteration, whose time is
+the host, the least recently accessed ones first, until there is room. When an operator accesses an evicted tensor, the tensor is
+copied back. Computation waits for both copies. TENSILE's paper has a table of first iterations, which compares TENSILE with this
+iteration. The time of the iteration is
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* here is one heavy operator with the light ones that XLA fuses with it: the operators between two possible boundaries
-of what policy `none` keeps (`StepModel.base`). It accesses the tensors that it reads from memory and those that it
-leaves there. The times of accesses leave out the copies, as Capuchin's do, so that they hold for later iterations too.
+A *kernel* here is one heavy operator with the light ones that XLA fuses with it. It consists of the operators between two
+neighbouring places at which policy `none` may cut the step (`StepModel.base`). A kernel accesses the tensors that it reads from
+memory and those that it leaves there. The times of accesses leave out the copies, as Capuchin's do, so that they hold for later
+iterations too.
 
 Differences from the paper:
 
-    - A planner is pure, so the iteration is simulated on the latencies of the device profile.
+    - A planner runs nothing on the device, so the iteration is simulated with the latencies that the device profile predicts.
     - A tensor is copied to the host once. It does not change, so to evict it again costs nothing.
     - Four kinds of tensors are never evicted: arguments that the caller did not donate, constants, PRNG keys, very small tensors.
     - The results are back on the device when the iteration ends.

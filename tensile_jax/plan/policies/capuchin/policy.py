@@ -2,37 +2,39 @@
 
 Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), sections 4.3 to 4.5, the second
 baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`). It shows when tensors are accessed,
-and which kernels need more memory than there is. From these, evictions are chosen once (`evictions.py`):
+and which kernels need more memory than there is. From these, evictions are chosen once (`evictions.py`, which explains the
+terms). The *target* is the memory that no kernel should exceed:
 
-    1. The candidates are the evictions that lower the memory of a kernel which needs more than the target. They are gone through
-       by falling free time (FT).
-    2. A tensor is swapped if an in-trigger hides both copies: if both find a window on the link, one lane for each direction.
-    3. If there is no such in-trigger, the overhead of swapping this tensor is compared with the overhead of the recomputation
-       that saves the most memory per unit of time (MSPS) among all candidates, with its chain. If the recomputation costs less,
-       *that* tensor is computed again; if not, this one is swapped with exposed copies.
-    4. This ends when no kernel needs more than the target. If the candidates are at their end before, those that are left are
-       gone through again, as long as that evicts something.
-    5. In-triggers are moved earlier where a segment still waits for its copy (`feedback.py`).
+    1. The candidates are the evictions that lower the memory of a kernel which needs more than the target. The policy looks at
+       them one after another. The one with the most free time (FT) comes first.
+    2. If both copies of the tensor can be hidden behind computation, the tensor is swapped. Each copy needs a free window in its
+       lane of the link; there is one lane for each direction.
+    3. Otherwise the overhead of this swap is compared with the overhead of a recomputation. That recomputation is the one, among
+       all candidates, that saves the most memory per unit of time (MSPS), its chain included. If the recomputation costs less,
+       *its* tensor is computed again. If not, the tensor of the swap is swapped, and computation waits for its copies.
+    4. The policy stops when no kernel needs more than the target. If it reaches the last candidate before that, it goes through
+       the remaining candidates again, as long as that evicts something.
+    5. Copies to the device start earlier where a segment still waits for them (`feedback.py`).
 
-A tensor leaves when its copy to the host ends. If no cut is under the limit then, it leaves before the first kernel that exceeds
-the target, and that kernel waits, as Capuchin's does when an allocation fails.
+A tensor leaves when its copy to the host ends. If no cut into segments is under the limit then, the tensor leaves before the
+first kernel that exceeds the target. That kernel waits for the copy, as Capuchin does when an allocation fails.
 
-The target is the limit. Nothing is scheduled across iterations: state is on the device when the iteration begins and ends, even
-with `state_memory="any"`. If the whole step fits the limit, it runs as one executable. Ties: the larger tensor, then the lower
-id, then the earlier access; a swap before a recomputation.
+At first, the target is the limit. Nothing is scheduled across iterations: state is on the device when the iteration begins and
+ends, even with `state_memory="any"`. If the whole step fits the limit, it runs as one executable. Ties go to the larger tensor,
+then to the lower id, then to the earlier access. A swap goes before a recomputation.
 
 Collective recomputation: when Capuchin computes a chain again for one tensor, it keeps the other evicted tensors of the chain as
 long as memory allows, so that the chain does not run once for each of them. Here a segment runs a chain once for all tensors that
-it needs. The cut pays for each further segment that runs the chain again, so it joins segments as far as the limit allows. What
-one segment has computed again is not handed on to the next.
+the segment needs, and hands none of them on to the next segment. Each further segment that needs the chain adds its time to the
+cost of the cut. So the cheapest cut joins segments as far as the limit allows.
 
 Differences from the paper:
 
     - Accesses are those of kernels, not of single operators, and times come from the device profile.
-    - Kernels run in segments that begin and end at the copies (`event_boundaries.py`). Such a segment may need more than its
-      kernels. If no cut of the plan is under the limit, lower targets are tried.
+    - Kernels run in segments that begin and end at the copies (`event_boundaries.py`). Such a segment may need more memory than
+      each of its kernels. If no cut into segments is under the limit, lower targets are tried.
     - Swaps that the host cannot hold are left out (`policies/host_limit.py`).
-    - What `evictions.py`, `passive_mode.py` and `feedback.py` say.
+    - `evictions.py`, `passive_mode.py` and `feedback.py` list further differences.
 """
 
 from collections.abc import Callable, Iterator, Sequence

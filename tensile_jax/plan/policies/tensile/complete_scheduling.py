@@ -1,12 +1,14 @@
-"""Runs TENSILE's complete scheduling algorithm: it adds swaps at the memory peak as long as it finds any, then recomputations.
+"""Implements TENSILE's complete scheduling algorithm, which adds swaps at the memory peak as long as it finds any, and then
+recomputations.
 
-The module implements Algorithm 3 line by line. MP is the memory peak, and `iter` counts the iterations of the algorithm's loop.
-The printed algorithm is ambiguous in places. This is how its lines are read:
+The module follows Algorithm 3 line by line. MP is the memory peak, and `iter` counts the iterations of the algorithm's loop. The
+printed algorithm is ambiguous in places. This table says how the module reads its lines:
 
     2      "Activity analysis" is done by peak analysis: it releases every tensor after the tensor's last access.
-    4      The algorithm stops if the mean of (MP before - MP after) / MP before over the past 3 iterations is below 0.0005 "and
-           iter > 100". So it makes at least 101 iterations if it always finds something to do.
-    5      The loop ends there whether the memory is enough or not.
+    4      In each iteration, MP falls by the part (MP before - MP after) / MP before. The algorithm stops if the mean of this
+           part over the past 3 iterations is below 0.0005 "and iter > 100". So it makes at least 101 iterations if it always
+           finds something to do.
+    5      The loop ends in this line, whether the memory is enough or not.
     6-7    These lines say "if iter = 0". The text says "at each iteration, the algorithm will start with running the
            GPU_Memory_Peak_Analysis". The peak is analysed in each iteration, since all later lines need the current peak.
     9-12   These lines set swap_succeed to False, and to False again if nothing was generated. Here it becomes True if something
@@ -15,8 +17,8 @@ The printed algorithm is ambiguous in places. This is how its lines are read:
            loop ends. As printed, MP = Free_GPU_Memory is not enough.
     14     As printed, swapping is not tried again after a recomputation.
 
-Swaps come first, until no more are found, and recomputations after them. So the swaps of several jobs can be chosen together
-(`multi_job/joint_swaps.py`), and the recomputations of each job afterwards, for the memory that this job may use.
+Recomputations begin only when no more swaps are found. So the swaps of several jobs can be chosen together
+(`multi_job/joint_swaps.py`). The recomputations of each job are chosen afterwards, for the memory that this job may use.
 """
 
 from collections.abc import Sequence

@@ -1,22 +1,23 @@
-"""Finds the memory peak: how high device memory rises, when, which tensors occupy it then, and which access came before.
+"""Finds the memory peak: how much device memory is used at most, when, by which tensors, and which access came before.
 
-TENSILE section IV-B. The peak is the one that Algorithm 1 finds, but it is found faster. Algorithm 3 adds its events one by one,
-and after each event this module finds the new peak without going over the whole time axis again. An event makes a tensor absent
-over a time `[leave, back)`, and then its bytes do not count:
+TENSILE section IV-B. The module finds the same peak as Algorithm 1, but faster. Algorithm 3 adds swaps and recomputations one by
+one. After each of these events, the module finds the new peak without going over the whole time axis again. An event makes a
+tensor absent from the device over a time `[leave, back)`, in which the bytes of the tensor do not count:
 
     usage(t) = sum of nbytes over lifetimes [begin, end) with begin <= t < end
              - sum of nbytes over absences [leave, back) with leave <= t < back
              = sum of the changes up to t
 
-Each change belongs to the operator during which it happens. The operators are the leaves of a binary tree. Each node of the tree
-stores the sum of the changes below it and the greatest prefix sum of these changes:
+A *change* is a number of bytes that usage rises or falls by at one time. Each change belongs to the operator during which it
+happens. The operators are the leaves of a binary tree. Each node of the tree stores the sum of the changes below the node
+(`total`) and the greatest prefix sum of these changes (`best`):
 
     total(node) = total(left) + total(right)
     best(node)  = max(best(left), total(left) + best(right))
 
-A new change therefore takes time proportional to the logarithm of the number of operators. The peak is `best` of the root. Its
-time is found by descending from the root, to the left where both sides are equal, which gives the first time at which usage is
-greatest.
+A new change therefore takes time proportional to the logarithm of the number of operators. The peak is `best` of the root. To
+find the time of the peak, the module descends from the root to the side that has the peak, and to the left if both sides have it.
+So it finds the first time at which usage is greatest.
 
 Times in microseconds since the iteration began, sizes in bytes.
 """

@@ -5,12 +5,14 @@
     swap_scheduling.py         Algorithm 2, swap scheduling
     recompute_scheduling.py    section IV-D, recomputation scheduling by MSPS, the memory saved per unit of time
     complete_scheduling.py     Algorithm 3, the outer loop
-    schedule_to_absences.py    translates the schedule of Algorithm 3 to what a candidate consists of
+    schedule_to_absences.py    translates the schedule of Algorithm 3 to dropped tensors and to absences: for each swapped tensor,
+                               the intervals in which it is not on the device
 
-Algorithm 3 does not stop swapping when the budget is met. It swaps as long as it finds a swap. It recomputes only while the
-tensors between segments need as much as the budget or more. The paper's footprint does not contain the workspaces of segments, so
-a plan may need more than its schedule says. The policy therefore runs Algorithm 3 for less and less memory until the cut of the
-step into segments is under the limit. If the whole step fits the limit, it runs as one executable.
+Algorithm 3 gets a budget: the memory in which the tensors should fit. It does not stop swapping when they fit, but goes on as
+long as it finds a swap. It adds a recomputation only while the tensors stored between segments need as much as the budget or
+more. The paper's footprint does not contain the workspaces of segments, so a plan may need more than its schedule says. The
+policy therefore repeats Algorithm 3 with smaller and smaller budgets, and each time cuts the step into segments by the schedule.
+It stops when the plan, workspaces included, is under the limit. If the whole step fits the limit, it runs as one executable.
 
 Differences from the paper:
 
@@ -18,7 +20,7 @@ Differences from the paper:
     - The operators that access tensors are the stretches of the jaxpr between two boundaries; in the paper they are the operators
       of a framework.
     - The paper runs these operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
-      (`event_boundaries.py`), and elsewhere only where the limit asks for it.
+      (`event_boundaries.py`). Other boundaries are added only where the limit requires them.
     - Algorithm 2 says when a copy to the host begins. Here it begins right after the last access, or when the copy that was
       issued before it has ended (`copy_order.py`).
     - The paper always schedules across iterations. Here it does so with `state_memory="any"` only, because with "device" the

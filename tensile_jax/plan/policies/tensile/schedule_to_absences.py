@@ -1,8 +1,8 @@
 """Translates a schedule of TENSILE's Algorithm 3: which tensors are dropped, and where each swapped tensor is absent.
 
-The schedule is in terms of times and of the operators of a cut graph, which are segments. The rest of `plan/` counts in *places*,
-the positions of the graph's own operators in their order of execution. Segment k covers the places
-`[boundaries[k], boundaries[k + 1])`. A swapped tensor becomes an absence (`analysis/absence.py`) with
+For Algorithm 3, the graph was cut into segments. Its schedule speaks of times, and of segments as if they were operators. The
+rest of `plan/` counts in *places*, the positions of the graph's own operators in their order of execution. Segment k covers the
+places `[boundaries[k], boundaries[k + 1])`. A swapped tensor becomes an absence (`analysis/absence.py`) with
 
     leave   the last place of the segment during which the copy to the host ends (or whose end releases the tensor)
     back    the first place of the segment during which the copy to the device begins
@@ -10,10 +10,10 @@ the positions of the graph's own operators in their order of execution. Segment 
 
 An absence that contains no boundary saves nothing and is left out.
 
-A recomputed tensor is dropped after the access that releases it. The tensors in between, through which it is recomputed, are
-dropped after their last need. The schedule keeps a recomputed tensor after its first recomputation; `retention.py` computes a
-dropped tensor again for *every* later segment that needs it. That takes more time and less memory, except that the inputs of the
-recomputation must stay longer.
+A recomputed tensor is *dropped* after the access that releases it: it is stored no longer. The recomputation also makes tensors
+between its inputs and its result. These are dropped after their last need. The schedule keeps a recomputed tensor after its first
+recomputation. But `retention.py` computes a dropped tensor again for *every* later segment that needs it. That takes more time
+and less memory, except that the inputs of the recomputation must stay longer.
 """
 
 from bisect import bisect_left

@@ -1,8 +1,8 @@
 """Schedules swaps: which tensor of the memory peak is swapped out and in, and when.
 
 TENSILE section IV-C and Algorithm 2, in the paper's terms (`analysis/access.py`): the *TGA* is the access that generates a
-tensor, a *TUA* is an access that uses it, and *MPTime* is the time of the peak. One run looks at the tensors that are on the
-device at the peak, the largest first. It schedules the first tensor for which it finds free windows on the link:
+tensor, a *TUA* is an access that uses it, and *MPTime* is the time of the peak. One call of Algorithm 2 looks at the tensors that
+are on the device at the peak, the largest first. It schedules the first tensor for which it finds free windows on the link:
 
     swap-out          in [TGA.end, MPTime], as early as possible
     swap-in           in [swap-out.end, TUA.begin], as late as possible, for the first TUA after the swap-out
@@ -13,16 +13,16 @@ there is no room for the first swap-in, the swap-out is withdrawn and tried agai
 host memory is kept "until the last access of the tensor is finished". Before a further swap-in the tensor is therefore only
 released, not copied out again.
 
-The printed algorithm is ambiguous in places. This is how its lines are read (the numbers are those of Algorithm 2):
+The printed algorithm is ambiguous in places. This table says how the module reads the lines of Algorithm 2:
 
-    14     It fails also if there is no first access. Line 18 then withdraws the swap-out: activity analysis releases what nothing
-           needs any more, and results must be there in the end.
-    19     The line says `latest_time`; the text says "we will update the Swap-Out Event's *earliest* start time". The text is
-           followed, since with the line as printed every try would be the same. `latest_time` is the time of the peak throughout,
-           and the whole copy ends by then.
+    14     The swap-in also fails if no TUA follows the swap-out. Line 18 then withdraws the swap-out: activity analysis releases
+           what nothing needs any more, and results must be there in the end.
+    19     The line says `latest_time`; the text says "we will update the Swap-Out Event's *earliest* start time". The module
+           follows the text, since with the line as printed every try would be the same. `latest_time` is always the time of the
+           peak, and the whole copy must end by then.
     22     "Choosing the largest tensor": ties go to the lower id. "Since the scheduling for each tensor can change the GPU memory
-           peak, we must analyze the GPU memory peak and generate the swap events iteratively": a run ends with its first success.
-    25     "Has not been swapped out": neither in an earlier run nor earlier in the loop.
+           peak, we must analyze the GPU memory peak and generate the swap events iteratively": a call ends at its first success.
+    25     "Has not been swapped out": neither in an earlier call nor earlier in the loop.
     26     Only with `across_iterations`; without it, an updated parameter is a tensor like others. The optimizer makes an updated
            parameter in this iteration, and its first TUA is that of the old parameter in the *next* iteration. If the peak lies
            before that TUA, the tensor in memory at the peak is the old parameter. To have it away then, the updated parameter is
@@ -33,11 +33,11 @@ The printed algorithm is ambiguous in places. This is how its lines are read (th
     29-34  An old parameter that was on the host when the iteration began needs no swap-out, so for it only line 34, the release,
            applies. With `across_iterations`, line 26 covers the time before its first TUA.
 
-A tensor that has failed is not tried again with the same latest time or an earlier one: windows on the link are only added, so
-the tensor would fail again.
+If the module has found no windows for a tensor, it does not try the tensor again with the same latest time or an earlier one. The
+link only ever gets fuller, so the tensor would fail again.
 
-Several jobs share one link, and the rate of line 28 compares them: each has a `SwapScheduling` of its own with the same
-`SharedLink`. `multi_job/joint_swaps.py` chooses the largest tensor among all of them.
+Several jobs share one link, and the rate of line 28 compares them. Each job has its own `SwapScheduling`, and all have the same
+`SharedLink`. `multi_job/joint_swaps.py` chooses the largest tensor among those of all jobs.
 
 Difference from the paper: `duplex` gives each direction of the link a channel of its own, as PCIe has them; the paper has one.
 The policy `tensile` uses one channel, like the paper.
