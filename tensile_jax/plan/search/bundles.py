@@ -4,11 +4,11 @@ The time that a search takes grows with the number of significant tensors and of
 than `MOST_TENSORS` significant tensors is condensed once more. The operators between two possible boundaries, a *stretch*, become
 one node. Significant tensors that are made in the same stretch, are needed in the same other stretches, and are dropped by the
 same minimum cuts, become one *bundle*: they are on the device at the same times in every schedule. Tensors that are needed only
-in the stretch that makes them are not decided about at all: their bytes are among those that the node needs. A tensor is also
-needed where something is read that XLA computes from it on the fly: all parts of a sum live until the sum is read.
+in the stretch that makes them are not decided about at all: their bytes are among those that the node needs. If XLA computes a
+tensor u from t on the fly, t is also needed where u is read: all parts of a sum live until the sum is read.
 
-A bundle is computed again as a whole. Of the bundles of one stretch, those that more minimum cuts keep come first. The recipe of
-a bundle reads what other stretches make and the bundles that come before it, and runs everything in between.
+A bundle is computed again as a whole. The bundles of one stretch have an order: those that more minimum cuts keep come first. The
+recipe of a bundle reads tensors of other stretches and earlier bundles of its own stretch, and runs all operators in between.
 
 A schedule of the bundled step is a schedule of the condensed step in which members of a bundle share their residencies. The
 bundled step counts slightly more memory than the condensed step: all members of a bundle count from the begin of their stretch to

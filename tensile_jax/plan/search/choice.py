@@ -4,9 +4,9 @@ A policy is a function
 
     policy(model, limit, measured) -> Choice | None
 
-`model` is a `StepModel`, and `limit` is in bytes. None means that the policy has no plan under the limit. A limit of `LEAST` asks
-for as little memory as the policy can manage with; for this limit, every policy has a choice. `measured` has the sizes that
-compiling has shown so far; it replaces estimates.
+`model` is a `StepModel`, and `limit` is in bytes. None means that the policy has no plan under the limit. The limit `LEAST` asks
+for the plan with the least memory; for this limit, every policy has a choice. `measured` contains the sizes that compiling has
+shown so far, which replace estimates.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,13 +1,14 @@
 """Makes a schedule fit under a limit, and then faster, one move at a time (`residency_moves.py`, `boundary_moves.py`).
 
     repair    While segments exceed the limit, makes the move that adds the least time for each byte of excess that it removes.
-              The first limits are higher, so that the highest peaks are lowered first.
+              It begins with higher limits, so that the highest peaks are lowered first.
     improve   Makes every change that saves time and stays under the limit: keeps tensors, merges segments, shifts copies. Then it
               tries changes that exceed the limit, those that save most time for each byte first, and repairs the excess. It keeps
               a change if the repaired schedule is faster. A round ends after several failures in a row. Further rounds follow
               while they save enough time.
 
-No move exceeds the limit of host memory. The number of moves is fixed, not the time, so the result is always the same.
+No move exceeds the limit of host memory. The search is bounded by a number of moves, not by time, so the result is always the
+same.
 """
 
 from collections.abc import Callable, Iterator

@@ -7,15 +7,15 @@ The fastest schedule is found in five steps:
     repair    Moves lower the peak of each schedule until it is under the limit (`local_search.py`).
     descend   If all repaired schedules are slow, a schedule under a higher limit is repaired under lower and lower limits.
     improve   Local search makes the fastest schedules faster.
-    perturb   The fastest is repaired under a lower limit and improved again, as long as that makes it faster (iterated local
-              search: Lourenço, Martin and Stützle, 2003).
+    perturb   The fastest schedule is repaired under a lower limit and improved again, as long as that makes it faster (iterated
+              local search: Lourenço, Martin and Stützle, 2003).
 
 No schedule is sought under a limit that is below the memory of every schedule (`memory_bound.py`).
 
 The schedule with the least peak begins with segments as short as possible and with every tensor on the host while no segment
 needs it. Neighbouring segments are joined where that lowers the peak, and repairs lower the peak further. If host memory is
-limited, fewer tensors are swapped, and a second start is tried: what the cheapest minimum cut keeps. The lower of the two is the
-result.
+limited, fewer tensors are swapped. The search then also begins with a second schedule, which keeps what the cheapest minimum cut
+keeps. The schedule with the lower peak is the result.
 """
 
 from bisect import bisect_left

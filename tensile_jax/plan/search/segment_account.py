@@ -1,18 +1,18 @@
-"""Computes what a segment runs, how long that takes and how much memory it needs, from the tensors at its begin and its end.
+"""Computes what a segment runs, and how much time and memory the segment needs, from the tensors at its begin and its end.
 
 The search counts memory here and nowhere else. A segment of nodes `[begin, end)` of a condensed step (`condensed_step.py`) begins
 with the tensors `there` on the device, and must also leave the tensors `wanted` there. If a node reads a tensor that is neither
-there nor made by an earlier node of the segment, the tensor's recipe computes it again right before the node. Inputs of a recipe
-are found in the same way. Wanted tensors that are still missing are computed again at the end.
+there nor made by an earlier node of the segment, the tensor's recipe computes it again right before the node. If inputs of a
+recipe are missing, they are computed again in the same way. Wanted tensors that are still missing are computed again at the end.
 
     alone(order)   = max over steps q of (bytes of temporaries live at q + extra bytes of q)
     shared(order)  = max over steps q of (bytes of temporaries live at q + bytes of results made by q + extra bytes of q)
                      - bytes of all results, and no less than 0
 
-A *temporary* is a tensor that XLA writes to memory, is made inside the segment, and is not wanted. A *result* is a wanted tensor
-that does not take over the memory of the state that it replaces. XLA holds inputs until the segment ends, and the buffers of
-results from its start. In `shared`, temporaries use the buffers of results that are not made yet. Light operators whose results
-XLA does not write run where their results are read, so what they read lives until then.
+A *temporary* is a tensor that the segment makes, that XLA writes to memory, and that is not wanted. A *result* is a wanted tensor
+that does not take over the memory of the state that it replaces. XLA holds the inputs until the segment ends, and the buffers of
+results from the start of the segment. In `shared`, temporaries use the buffers of results that are not made yet. If XLA does not
+write the result of a light operator, the operator runs where the result is read, so its inputs live until then.
 
 XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order
 `early`, it runs at the beginning of the segment. What XLA needs lies between the two (`workspace.py`).

@@ -1,4 +1,4 @@
-"""Computes the time, memory and workspace of a step's segments, each segment once: the search asks for the same ones many times.
+"""Computes the time, memory and workspace of a step's segments, and remembers them, because the search asks for each many times.
 
 Sizes in bytes, times in microseconds.
 """

@@ -1,6 +1,6 @@
 """Makes the schedules that the search starts from: the tensors that a minimum cut keeps, with given boundaries between segments.
 
-A tensor is on the device from where it is made to its last use. A dropped tensor is on the device up to a given earlier use."""
+A kept tensor is on the device from where it is made to its last use. A dropped tensor is there up to a given earlier use."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

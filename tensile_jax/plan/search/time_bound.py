@@ -22,8 +22,8 @@ Rows for the tensors, where operator o makes t, which is made before q(k):
     there(u, k) + host(u, k) + later(o', k) >= later(o, k)
     again(o, k) + again(o, k + 1) + ...    >= later(o, k)
 
-The last three rows keep account of what is still to be made: without them, one half of a tensor could be made in two intervals
-and count as two different halves, that is, as the whole.
+The last three rows keep account of what is still to be made. Without them, the same half of a tensor could be made in two
+intervals and count as two different halves, that is, as the whole.
 
 Rows for the memory, at every place:
 
@@ -43,10 +43,10 @@ the time of the step, which is minimised.
     at(k + 1) - at(k)    >= sum over t of (host(t, k + 1) - host(t, k)) * nbytes(t) / rate to the host
     at(k + 1) - at(k)    >= sum over t of in(t, k) * nbytes(t) / rate to the device
 
-So what is away at a place was copied out in the time before that place, and is copied in during the time after it. At the end,
-all results are on the device. If the state may be on the host across the iteration boundary, a part of each donated state tensor
-begins on the host, and the same part of its update is copied there by the end. A copy that is issued after the last segment takes
-nothing from computation, so it adds nothing to the delay.
+So a tensor that is away at a place was copied out before that place, and is copied in after it. At the end, all results are on
+the device. If the state may be on the host across the iteration boundary, a part of each donated state tensor begins on the host,
+and the same part of its update is copied there by the end. A copy that is issued after the last segment takes nothing from
+computation, so it adds nothing to the delay.
 
 Why this is a lower bound. Any plan gives a solution: there(t, k) is 1 where t occupies memory while the segment that contains
 q(k) runs, and a copy that is under way counts by the part that has been transferred. What a segment computes again counts for the
@@ -55,32 +55,34 @@ every plan that `simulate.py` can simulate: a tensor may be recomputed once and 
 the final boundary. The bound takes over three assumptions of the planner: the order of the operators is that of the graph, what
 a heavy operator reads or makes is in memory then, and what a segment makes and needs later stays in memory until then.
 
-Light operators whose results XLA does not write to memory need care: they run where their results are read, which is free within
-one segment. So a tensor that costs nothing to compute from one other tensor, no smaller than itself, is replaced by that tensor.
-The results of a residual join are not written either, but to run it again costs something. It costs nothing if one segment runs
-both the join and what reads it. So a join is paid for only where such a segment would need more than the budget, and then once.
+Light operators whose results XLA does not write to memory need care. They run where their results are read, which is free within
+one segment. So if a tensor costs nothing to compute from one other tensor, which is no smaller, the other tensor replaces it. XLA
+does not write the result of a residual join either, but to run the join again costs something. It costs nothing if one segment
+runs both the join and the readers of its result. So a join is paid for only where such a segment would need more than the budget,
+and then once.
 
-Copies that hide need segments, and each segment has a launch. A copy is issued at a boundary between segments, and if it must
-have ended at the same boundary, it is *exposed*: nothing is computed meanwhile. A tensor that one segment makes, and that is away
-during another one, needs five segments if neither of its copies is exposed: the one that makes it, one beside each copy, the one
-without it, and the one that reads it. State, and what the step returns, needs four: state may begin on the host, so nothing makes
-it, and the update of a state tensor is copied there beside the last segment. So the bound is the least of three:
+Copies that hide need segments, and each segment has a launch. A copy is issued at a boundary between segments. If it must have
+ended at the same boundary, it is *exposed*: nothing is computed meanwhile. Suppose one segment makes a tensor, the tensor is away
+during another one, and neither of its copies is exposed. That takes five segments: the one that makes the tensor, one beside each
+copy, the one without the tensor, and the one that reads it. State, and what the step returns, takes four. State may begin on the
+host, so no segment makes it, and the update of a state tensor is copied there beside the last segment. So the bound is the least
+of three:
 
     three segments or fewer   the program in which each tensor that comes back exposes a copy
-    four                      the program in which those do that are neither inputs nor results, and three more launches
+    four                      the program in which only tensors that are neither inputs nor results do so, and three more launches
     five or more              the program as above, and four more launches
 
-A tensor that exposes a copy takes half of the time of its shorter copy in addition, in proportion to the largest in(t, k): two
-exposed copies overlap if they have opposite directions and are issued when the last segment has ended.
+A tensor that exposes a copy adds half of the time of its shorter copy, in proportion to the largest in(t, k). It is only half,
+because two exposed copies overlap if they have opposite directions and are issued when the last segment has ended.
 
 Cutting planes. Only some places are considered: first those at which most is stored. The solution of the program then says what
-is in memory at all other heavy operators. Those at which that is more than the budget are added, and the program is solved again,
-until there are none, or the program is too large for a few seconds. Each program gives a lower bound, and the largest
-counts. Small tensors count as if they took no memory, which lowers the bound a little. The program leaves out that a segment
-holds its inputs until it ends.
+is in memory at all other heavy operators. The places at which this is more than the budget are added, and the program is solved
+again. This ends when there are no such places, or when the program is too large for a few seconds. Each program gives a lower
+bound, and the largest counts. Small tensors count as if they took no memory, which lowers the bound a little. The program leaves
+out that a segment holds its inputs until it ends.
 
-That keeping, moving and recomputing are fractions of one linear program follows POET (Patil et al., 2022) and Checkmate (Jain et
-al., 2020), whose programs are integer. HiGHS solves it. Sizes in bytes, times in microseconds.
+The idea to describe keeping, moving and recomputing by fractions of one linear program follows POET (Patil et al., 2022) and
+Checkmate (Jain et al., 2020), whose programs are integer. HiGHS solves the program. Sizes in bytes, times in microseconds.
 """
 
 from bisect import bisect_left, bisect_right

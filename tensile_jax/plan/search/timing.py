@@ -1,8 +1,8 @@
 """Simulates the time of a schedule's step: its segments, and the copies of the tensors that are swapped.
 
-The simulation is that of `result/simulate.py`. Boundaries are 0 .. k; boundary j is where segment j begins. Copies that are
-issued at one boundary, and must have ended at one other boundary or the same one, are simulated as one copy: nothing depends on
-when each of them ends.
+The simulation is that of `result/simulate.py`. Boundaries are 0 .. k; boundary j is where segment j begins. If several copies are
+issued together, and must have ended by the same boundary, they are simulated as one copy: nothing depends on when each of them
+ends.
 
 Times in microseconds. The times of copies are multiples of `GRID_US`, so that sums of them are exact in any order.
 """

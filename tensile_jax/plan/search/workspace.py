@@ -1,16 +1,16 @@
 """Predicts the workspace of a segment, and remembers what XLA has reported for the segments that were compiled.
 
-The workspace is the memory that a segment needs beside its inputs and results. XLA chooses the order of operators, and with it
-the workspace, between two extremes that the account computes (`segment_account.py`). A linear function of the two, with the
-weights of the device profile, predicts it:
+The workspace is the memory that a segment needs beside its inputs and results. It depends on the order of operators, which XLA
+chooses. `segment_account.py` computes the workspace for two extreme orders, `late` and `early`. A linear function of these two
+values, with the weights of the device profile, predicts the workspace:
 
     predicted = late_weight * late + early_weight * early
     workspace = measured                            if the same segment was compiled
               = predicted * ratio + margin          otherwise
 
-`ratio` is that of the compiled segment whose operators overlap most with those of the segment: what XLA reported by what was
-predicted, between 1/4 and 4, and weighted by the overlap. `margin` begins at zero, and grows each time compiling shows that a
-plan does not fit.
+`ratio` comes from the compiled segment whose operators overlap most with those of the segment. It is the size that XLA reported,
+divided by the predicted size, kept between 1/4 and 4, and weighted by the overlap. `margin` begins at zero, and grows each time
+compiling shows that a plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
 bytes.
