@@ -2,8 +2,8 @@
 
 If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches. It works on a condensed
 step, which is faster to evaluate, but may count a little less memory than the plan needs. If segments of the plan exceed the
-limit, the plan is repaired under a limit that is lower by the excess. If no repair succeeds, the search is repeated under the
-lower limit. If the search finds nothing, the policy takes a plan that is found quickly, or the plan with the least peak.
+limit, the plan is repaired under a limit that is lower by what was not counted. If no repair succeeds, the search is repeated
+under the lower limit. If the search finds nothing, the policy takes a plan that is found quickly, or the one with the least peak.
 
 If state may be on the host between two iterations, the search also starts from the schedule of the policy `tensile`, if there is
 one. That schedule fills the link with state, one tensor after another. The search's own starts do not.

@@ -1,16 +1,14 @@
 """Keeps the plan of every policy under the limit of host memory.
 
-A policy first decides without a host limit, so that ample host memory changes nothing. If its plan exceeds the host limit, the
-policy decides again, this time with the limit. `auto` then makes no schedule that exceeds the limit (`search/local_search.py`).
-The other policies decide which tensors are away from the device, and when. Of these swaps, those that the host can hold are kept,
-the largest tensors first.
+A policy first decides without this limit, so that ample host memory changes nothing. If the plan exceeds the limit, the policy
+decides again, this time with the limit. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other
+policies decide which tensors to swap, and when. Of these, the host keeps as many as it can hold, the largest first.
 
-A policy can only estimate host memory before the plan is built. The plan may need a little more, because the estimate does not
-count everything that needs a swapped tensor (`search/condensed_step.py`). So the host memory of the built plan is computed. If it
-exceeds the limit, the policy decides again for a lower host limit.
+Before a plan is built, its host memory is only estimated. The estimate does not count everything that needs a swapped tensor
+(`search/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for a lower limit.
 
-A plan with few swaps can be worse than a plan with none. So if the policy finds no plan, or is asked for its least peak, it also
-plans without swaps. The plan with the lower peak is taken.
+A few swaps can be worse than none. So if the policy finds no plan, or is asked for its least peak, it also plans without swaps,
+and the plan with the lower peak is taken.
 
 Sizes in bytes.
 """

@@ -1,4 +1,4 @@
-"""Lists the policies by name. Also finds the smallest limit for which a policy has a plan: the least peak of its plans.
+"""Lists the policies by name. Also finds the smallest limit under which a policy has a plan: its least peak.
 
 A new policy is added to `POLICIES` here, and its name to `PolicyName` in `plan_format.py`."""
 

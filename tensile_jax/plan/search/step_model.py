@@ -1,4 +1,4 @@
-"""Computes what planning must know of one step on one device: each fact when it is first needed, and only once.
+"""Computes what planning must know about one step on one device. Each fact is computed when first needed, and only once.
 
 Sizes in bytes, times in microseconds.
 """
