@@ -13,7 +13,7 @@ from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.minimum_cut import _ancestors, _keeping, _prices
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.search.possible_boundaries import possible_boundaries
-from tensile_jax.plan.search.swaps import Lane
+from tensile_jax.plan.search.swaps import LinkDirection
 from tests.builders import PROFILE, graph_of
 
 SEEDS = range(30)
@@ -204,7 +204,7 @@ def test_latencies_of_running_again_are_those_of_each_operator(seed: int) -> Non
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_lane_gives_the_same_windows_as_trying_every_time(seed: int) -> None:
     rng = random.Random(seed)
-    lane = Lane()
+    lane = LinkDirection()
     busy: set[int] = set()
 
     def free(begin: int, length: int) -> bool:

@@ -56,7 +56,7 @@ class GivenOptions(PlanOptions, JitOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlanRequest:
+class CheckedOptions:
     """The options of the planner, checked. `saved_plan` is to be run instead of a new plan; `profile` names a device profile."""
 
     budget: Budget | None
@@ -74,7 +74,7 @@ class PlanRequest:
     progress: Progress | None
 
 
-def read_options(given: PlanOptions) -> PlanRequest:
+def read_options(given: PlanOptions) -> CheckedOptions:
     """The options that were given, checked.
 
     Raises:
@@ -109,7 +109,7 @@ def read_options(given: PlanOptions) -> PlanRequest:
             f"renew_above={renew_above!r} follows the latencies of segments, and launch='program' launches them all at once. "
             "Pass one of them."
         )
-    return PlanRequest(
+    return CheckedOptions(
         budget, host_budget, max_slowdown, policy, profile, state_memory,
         "segments" if renew_above is not None else launch, open_loops,
         respect_checkpoint, saved_plan, renew_above, _read_folder(given.get("keep_plans")), given.get("progress"),

@@ -32,7 +32,7 @@ from tensile_jax.exec.call.devices import Placement, is_committed, named_devices
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.host_memory import free_host_memory
-from tensile_jax.exec.call.options import JitOptions, PlanRequest
+from tensile_jax.exec.call.options import CheckedOptions, JitOptions
 from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
@@ -136,7 +136,7 @@ class PlannedCalls:
         jit_options: what the user asked of `jax.jit`.
     """
 
-    def __init__(self, function: Callable[..., Any], jitted: Any, request: PlanRequest, jit_options: JitOptions) -> None:
+    def __init__(self, function: Callable[..., Any], jitted: Any, request: CheckedOptions, jit_options: JitOptions) -> None:
         self._function = function
         self._jitted = jitted
         self._request = request

@@ -48,7 +48,7 @@ class Executable:
         return self.temporary_bytes + (self.output_bytes - self.aliased_bytes) - (outputs - donated)
 
 
-class Whole(NamedTuple):
+class CompiledWhole(NamedTuple):
     """The executable of a whole step, as plain `jax.jit` makes it, and how many seconds that took."""
 
     executable: Any
@@ -116,7 +116,7 @@ class Compiler:
         """The executable of a whole step, as plain `jax.jit` makes it."""
         return self.begin_whole(traced).result().executable
 
-    def begin_whole(self, traced: Any) -> Future[Whole]:
+    def begin_whole(self, traced: Any) -> Future[CompiledWhole]:
         """Begin to compile a whole step, as plain `jax.jit` does, in a thread of its own."""
         began = time.perf_counter()
         lowered = self._lower_whole(traced)
@@ -283,11 +283,11 @@ def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
     )
 
 
-def _compile_whole(lowered: Any, lowering_s: float) -> Whole:
+def _compile_whole(lowered: Any, lowering_s: float) -> CompiledWhole:
     began = time.perf_counter()
     with _short_compilations_cached():
         compiled = lowered.compile()
-    return Whole(compiled, lowering_s + time.perf_counter() - began)
+    return CompiledWhole(compiled, lowering_s + time.perf_counter() - began)
 
 
 def peak_of(compiled: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from tensile_jax.exec.compiling.compiler import Compiler, Whole, peak_of
+from tensile_jax.exec.compiling.compiler import CompiledWhole, Compiler, peak_of
 from tensile_jax.exec.processes.agreement import Agreement
 from tensile_jax.exec.processes.orders import CompileWhole
 
@@ -32,7 +32,7 @@ class PlainJit:
         self._compiler = compiler
         self._traced = traced
         self._agreement = agreement
-        self._compiling: Future[Whole] | None = None
+        self._compiling: Future[CompiledWhole] | None = None
         self._found: JitExecutable | None = None
         self._beginning = threading.Lock()
 
@@ -68,7 +68,7 @@ class PlainJit:
             self._found = JitExecutable(executable, max(self._agreement.gather(peak_of(executable))), seconds)
         return self._found
 
-    def _begun(self) -> Future[Whole]:
+    def _begun(self) -> Future[CompiledWhole]:
         with self._beginning:
             if self._compiling is None:
                 self._compiling = self._compiler.begin_whole(self._traced)

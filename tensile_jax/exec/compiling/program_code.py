@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from tensile_jax.exec.compiling.segment_code import SegmentBuilder, SegmentCode
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.result.instructions import FinishSwapIn, FinishSwapOut, Free, Launch, StartSwapIn, StartSwapOut
-from tensile_jax.plan.result.joined import Program
+from tensile_jax.plan.result.joined import JoinedProgram
 from tensile_jax.plan_format import Barriers, Plan, Segment, unranged
 
 _Values = dict[TensorId, Any]
@@ -42,7 +42,7 @@ _LATE = ("gradient", "parameter", "optimizer_state", "output", "state")
 
 
 def program_code(
-    plan: Plan, program: Program, joined: Segment, form: Barriers, builder: SegmentBuilder, graph: Graph
+    plan: Plan, program: JoinedProgram, joined: Segment, form: Barriers, builder: SegmentBuilder, graph: Graph
 ) -> SegmentCode:
     """The code of a program, with barriers at the boundaries of the plan that lie in it.
 
@@ -87,7 +87,7 @@ def program_code(
     return SegmentCode(function, around.avals, around.donated, content, out_shardings, on_host)
 
 
-def _wiring(plan: Plan, program: Program, joined: Segment) -> Hashable:
+def _wiring(plan: Plan, program: JoinedProgram, joined: Segment) -> Hashable:
     """Which results of segments are which inputs of others, and where copies happen; with numbers that equal programs share."""
     number: dict[TensorId, int] = {}
 

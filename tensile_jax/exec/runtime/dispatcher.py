@@ -59,7 +59,7 @@ from tensile_jax.exec.controller.messages import (
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime import messages
-from tensile_jax.exec.runtime.job_measurements import Measured, numbers_of
+from tensile_jax.exec.runtime.job_measurements import JobMeasurements, numbers_of
 from tensile_jax.exec.runtime.lane import Lane
 from tensile_jax.exec.runtime.recorder import Recorder
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
@@ -116,7 +116,7 @@ class DispatchedJob:
     steps: int
     saves_pauses: bool = False
     follower: Follower = Follower(0.0)
-    measured: Measured = field(default_factory=Measured)
+    measured: JobMeasurements = field(default_factory=JobMeasurements)
     iteration: _Iteration | None = None
 
     def begin(self, now: float, *, look: bool) -> _Iteration:
@@ -172,7 +172,7 @@ class Dispatcher:
         self.began = time.perf_counter()
         self.decided_us = 0.0  # CPU time that was spent in the controller
         self.launches = 0
-        self.measured: dict[JobId, Measured] = {}  # of all jobs, also of those that have ended
+        self.measured: dict[JobId, JobMeasurements] = {}  # of all jobs, also of those that have ended
         self._post = post
         self._applied = applied
         self._look_always = look_always

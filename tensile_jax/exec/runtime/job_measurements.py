@@ -18,7 +18,7 @@ _TIMED_STEPS = 200  # this many step times are kept
 
 
 @dataclass(slots=True)
-class Measured:
+class JobMeasurements:
     """What was measured of one job so far. The dispatcher's threads write it; any thread may read it.
 
     Attributes:

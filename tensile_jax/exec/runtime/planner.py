@@ -90,7 +90,7 @@ class PlannerThread(threading.Thread):
             del task  # drop what it refers to before the next task comes
 
 
-class Planner:
+class JobPlanner:
     """Makes and renews the plans of a runtime's jobs. Two jobs with the same computation share what is compiled for it."""
 
     def __init__(

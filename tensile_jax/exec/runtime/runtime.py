@@ -52,7 +52,7 @@ from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
 from tensile_jax.exec.runtime.messages import Event, Instruction
-from tensile_jax.exec.runtime.planner import Planner, PlannerThread
+from tensile_jax.exec.runtime.planner import JobPlanner, PlannerThread
 from tensile_jax.exec.runtime.saver import Saver
 from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
@@ -112,7 +112,7 @@ class Runtime:
         post, applied = _weakly(self)
         self._dispatcher = Dispatcher(State(budget_bytes, host_bytes, depth), post, applied, look_always=look == "always")
         self._store = Store(self._dispatcher.now)
-        self._planner = Planner(self._store, self._dispatcher, post, self._profile, Compiler(self._device))
+        self._planner = JobPlanner(self._store, self._dispatcher, post, self._profile, Compiler(self._device))
         self._saver = Saver(self._store, post)
         self._jobs: dict[JobId, Job] = {}
         self._dispatcher.start()

@@ -8,7 +8,7 @@ from itertools import islice
 
 from tensile_jax.exec.controller.state import StatePlace
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
-from tensile_jax.exec.runtime.job_measurements import Measured
+from tensile_jax.exec.runtime.job_measurements import JobMeasurements
 from tensile_jax.exec.runtime.store import Store, StoredJob
 from tensile_jax.runtime_records import JobReport, JobStatus, LaneName, Status
 
@@ -44,7 +44,7 @@ def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
     """The status of one job."""
     life, in_use = job.life, job.in_use
     record = dispatcher.state.record(job.number)
-    measured = dispatcher.measured.get(job.number) or Measured()
+    measured = dispatcher.measured.get(job.number) or JobMeasurements()
     memory, plan = (None, None) if in_use is None else (in_use.memory, in_use.plan)
     host_bytes = 0
     if not life.has_ended:
@@ -79,7 +79,7 @@ def job_report(job: StoredJob, dispatcher: Dispatcher) -> JobReport:
     now = job_status(job, dispatcher)
     if job.in_use is None:
         raise RuntimeError(f"There is nothing to report of {job.name} before it has a plan; it is {now.state}.")
-    plan, measured = job.in_use.plan, dispatcher.measured.get(job.number) or Measured()
+    plan, measured = job.in_use.plan, dispatcher.measured.get(job.number) or JobMeasurements()
     passive_swap_ins, out_of_memory = job.actor.counts()
     return JobReport(
         step=now.step,

@@ -40,7 +40,7 @@ def can_be_joined(plan: Plan, graph: Graph) -> bool:
     return len(programs_of(plan, graph)) < len(plan.segments)
 
 
-class Program(NamedTuple):
+class JoinedProgram(NamedTuple):
     """The segments `[first, end)` of a plan as one executable.
 
     `inner` are the tensors that it copies to the host and back. `code` are the plan's instructions from the launch of segment
@@ -53,7 +53,7 @@ class Program(NamedTuple):
     code: tuple[Instruction, ...]
 
 
-def programs_of(plan: Plan, graph: Graph) -> tuple[Program, ...]:
+def programs_of(plan: Plan, graph: Graph) -> tuple[JoinedProgram, ...]:
     """The programs of a plan: as few as possible, in their order."""
     code = decode(plan, graph)
     copies = _copies(code)
@@ -73,7 +73,7 @@ def programs_of(plan: Plan, graph: Graph) -> tuple[Program, ...]:
         cuts |= more
     launch = [place for place, instruction in enumerate(code) if isinstance(instruction, Launch)]
     return tuple(
-        Program(first, end, those, code[launch[first] : launch[end - 1] + 1])
+        JoinedProgram(first, end, those, code[launch[first] : launch[end - 1] + 1])
         for (first, end), those in zip(spans, inner, strict=True)
     )
 
@@ -124,7 +124,7 @@ def _is_inside(copies: Sequence[_Copy], made_in: Sequence[int], first: int, end:
 
 
 def joined(
-    plan: Plan, programs: Sequence[Program], graph: Graph, profile: DeviceProfile, workspaces: Sequence[int] | None = None
+    plan: Plan, programs: Sequence[JoinedProgram], graph: Graph, profile: DeviceProfile, workspaces: Sequence[int] | None = None
 ) -> Plan:
     """The plan with one segment for each program.
 

@@ -28,7 +28,7 @@ class Gap:
     before: int
 
 
-class Lane:
+class LinkDirection:
     """One direction of the link, as the windows in which it is busy: disjoint, ascending, merged where they touch."""
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class Link:
     """The two lanes of the link between device and host."""
 
     def __init__(self) -> None:
-        self.out = Lane()
-        self.into = Lane()
+        self.out = LinkDirection()
+        self.into = LinkDirection()
 
 
 def may_leave(retention: Retention, tensor: TensorId) -> bool:

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from tensile_jax.plan.search.swaps import Lane
+from tensile_jax.plan.search.swaps import LinkDirection
 
 
 def test_a_lane_gives_the_earliest_and_the_latest_free_window() -> None:
-    lane = Lane()
+    lane = LinkDirection()
     lane.take(10.0, 20.0)
     lane.take(30.0, 40.0)
     assert lane.earliest(0.0, 10.0) == 0.0
@@ -23,7 +23,7 @@ def test_a_lane_gives_the_earliest_and_the_latest_free_window() -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_windows_that_a_lane_gives_never_overlap(seed: int) -> None:
     rng = random.Random(seed)
-    lane, taken = Lane(), []
+    lane, taken = LinkDirection(), []
     for _ in range(20):
         length, when = rng.randrange(1, 10), float(rng.randrange(0, 100))
         begin = lane.earliest(when, length) if rng.random() < 0.5 else lane.latest(when, length)
