@@ -121,11 +121,12 @@ def learn(fitting: Fitting) -> None:
 
 def _fit(fitting: Fitting) -> CompiledPlan:
     step, options = fitting.step, fitting.options
-    if options.policy != "auto" or (fitting.budget is None and options.max_slowdown is not None):
-        limit = fitting.limit() if options.max_slowdown is None else float("inf")
+    wants_least = fitting.budget is None and options.max_slowdown is not None
+    if options.policy != "auto" or wants_least:
+        limit = float("inf") if wants_least else fitting.limit()
         found = _chosen_before(fitting, limit)
         if found is None:
-            found = _search(fitting, fitting.goal()) if options.max_slowdown is None else _fast_enough(fitting)
+            found = _fast_enough(fitting) if wants_least else _search(fitting, fitting.goal())
             _confirm(step.kind, limit, found)
         return found
     file = take_over(fitting)

@@ -13,34 +13,9 @@ from tensile_jax.exec.running.instructions import (
     StartSwapOut,
     instructions_of,
 )
-from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.result.build import empty_plan
-from tensile_jax.plan_format import Event, EventKind, Plan, Segment
 from tests.builders import graph_of
-
-X, A, B, C, Y = map(TensorId, range(5))
-LINES = ["a = heavy(x)", "b = heavy(x)", "c = heavy(b)", "y = heavy(a, c)"]
-
-
-def segment(index: int, inputs: tuple[TensorId, ...], outputs: tuple[TensorId, ...], frees: tuple[TensorId, ...] = ()) -> Segment:
-    return Segment(
-        name=str(index), operators=((index, index + 1),), recomputes=(), inputs=inputs, outputs=outputs, donated=(), frees=frees,
-        resident_bytes=0, workspace_bytes=0, device_bytes=0, begin_us=0.0, latency_us=0.0, recomputed_us=0.0, stall_us=0.0,
-    )  # fmt: skip
-
-
-def copy(kind: EventKind, tensor: TensorId, trigger: int, until: int) -> Event:
-    return Event(kind, tensor, f"t{tensor}", 100, trigger, until, 0.0, 0.0, 0.0, "")
-
-
-def plan_of(graph: Graph, *events: Event) -> Plan:
-    segments = (
-        segment(0, (X,), (A,)),
-        segment(1, (X,), (B,), (X,)),
-        segment(2, (B,), (C,), (B,)),
-        segment(3, (A, C), (Y,), (A, C)),
-    )
-    return dataclasses.replace(empty_plan(graph), segments=segments, events=events)
+from tests.plan.result.test_instructions import LINES, A, B, C, X, Y, copy, plan_of, segment
 
 
 def shown(code: tuple[Instruction, ...]) -> list[tuple[Any, ...]]:
