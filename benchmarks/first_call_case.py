@@ -23,7 +23,7 @@ from flax import nnx
 
 import tensile_jax as tensile
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.compiling.compiler import Executable, peak_of
+from tensile_jax.exec.compiling.compiler import Sizes, peak_of
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan_format import Plan
@@ -117,8 +117,8 @@ def watched_rounds() -> Iterator[list[Round]]:
     rounds: list[Round] = []
     workspaces = Fitting.workspaces
 
-    def watched(self: Fitting, plan: Plan, executables: Sequence[Executable]) -> list[int]:
-        found = workspaces(self, plan, executables)
+    def watched(self: Fitting, plan: Plan, sizes: Sequence[Sizes]) -> list[int]:
+        found = workspaces(self, plan, sizes)
         errors: Errors = []
         for segment, needed in zip(plan.segments, found, strict=True):
             error = segment.workspace_bytes - needed

@@ -100,7 +100,7 @@ def _rows(kind: str, name: str, batch_size: int, shares: tuple[float, ...]) -> l
         found = planner.plan(Goal(share * planner.whole_peak_bytes(nothing)), nothing)
         if found is None or found.choice.layout is None:
             continue
-        workspaces = fitting.workspaces(found.plan, fitting.compile_segments(found.plan))
+        workspaces = fitting.workspaces(found.plan, fitting.segment_sizes(found.plan))
         accounts = schedule_of(planner.model, found.choice.layout, nothing).accounts
         rows += [
             Row(name, share, s.name, c.late, c.early, s.workspace_bytes, nbytes, s.resident_bytes)

@@ -31,7 +31,7 @@ from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.auto import revise
+from tensile_jax.plan.policies.auto import improved, revise
 from tensile_jax.plan.policies.host_limit import host_peak_of
 from tensile_jax.plan.policies.registry import POLICIES, lowest
 from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
@@ -66,6 +66,7 @@ _HALVINGS = 8  # steps of the bisection for the least limit: finer than workspac
 _NEAR = 1.02  # factor around the previous least limit within which the next is looked for first: a guess, not tuned
 _MOST_REFUSED = 12  # plans of one policy that are tried if their replays refuse them; not tuned, since no refusal is known
 _BELOW_REFUSED = 0.97  # of a refused plan's peak: the next limit; not tuned
+_MOST_PRIOR = 2.0  # a peak that was predicted worse says nothing of segments; not tuned
 _NAMED_TENSORS = 5  # the tensors that an error about the floor names
 
 
@@ -206,8 +207,20 @@ class Planner:
 
     def floor_bytes(self, measured: CompiledSizes) -> int:
         """The smallest limit for which the policy has a plan, where no margin is kept."""
-        measured = replace(measured, margin=0)
+        measured = replace(measured, margin=0, prior=1.0)
         return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
+
+    def with_prior(self, measured: CompiledSizes) -> CompiledSizes:
+        """With plain jit's peak as a hint at what segments need of which none was compiled yet (`CompiledSizes.prior`).
+
+        If plain jit needs more beside arguments and results than was predicted, segments are expected to need more in the same
+        ratio. If it needs less, they are not expected to need less.
+        """
+        return replace(measured, prior=self._latest.of("prior", measured.whole, lambda: self._prior(measured.whole)))
+
+    def _prior(self, whole: int | None) -> float:
+        ends, predicted = self.bytes_at_ends(), whole_peak(self.model, CompiledSizes())
+        return 1.0 if whole is None or predicted <= ends else min(max((whole - ends) / (predicted - ends), 1.0), _MOST_PRIOR)
 
     def bytes_at_ends(self) -> int:
         """Bytes of arguments and results: a lower bound on the memory of every plan, and of plain jit's step."""
@@ -215,7 +228,7 @@ class Planner:
 
     def remember_floor(self, measured: CompiledSizes, floor_bytes: int) -> None:
         """Take over the smallest limit that another planner of this step has found with these compiled sizes."""
-        self._latest.put("floor", measured, floor_bytes)
+        self._latest.put("floor", replace(measured, margin=0, prior=1.0), floor_bytes)
 
     def is_possible(self, choice: Choice) -> bool:
         """Whether a choice that was kept in a file is one of this step."""
@@ -378,6 +391,14 @@ class Planner:
         revised = revise(self.model, choice, goal.limit, measured)
         plan = None if revised is None else self.plan_of(revised, goal, measured)
         return None if revised is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, revised)
+
+    def improve(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
+        """The plan of a choice that leaves memory unused, made faster; None if none is found, and for policies but `auto`."""
+        if choice.layout is None or self.policy_name != "auto":
+            return None
+        better = improved(self.model, choice, goal.limit, measured)
+        plan = None if better is None else self.plan_of(better, goal, measured)
+        return None if better is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, better)
 
     def _choices(self, limit: float, measured: CompiledSizes) -> Iterator[Choice]:
         """The policy's choice, then others in case its plan is refused.

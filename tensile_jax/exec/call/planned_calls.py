@@ -477,7 +477,7 @@ def _placer_of(traced: _Traced, compiled: CompiledPlan) -> Callable[[list[Any]],
     if divided is not None:
         shardings = [divided.of.get(v) for v in step.traced.program.outputs]
     else:
-        shardings = None if traced.placement.plain else jax.tree.leaves(step.plain_jit.compiled().executable.output_formats)
+        shardings = None if traced.placement.plain else jax.tree.leaves(step.plain_jit.sized().executable.output_formats)
     on_host = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].in_host_memory]
     return ResultPlacer(step.compiler, passed_on, shardings, on_host)
 

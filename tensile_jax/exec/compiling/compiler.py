@@ -4,6 +4,9 @@ Equal segments (equal in `SegmentCode.content`, `segment_code.py`) are compiled 
 interpreter lock, so it happens in the calling thread. Compiling releases that lock, so a pool of threads compiles several
 segments at once. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
 
+A plan that is only tried needs the sizes of its segments, not their code. On CPUs, sizes do not depend on how far XLA optimizes
+the code, so they are read from an executable that XLA makes without optimizing it (`Compiler.sizes`).
+
 A plan counts the tensors on the device. It knows a size for each of a segment's outputs and donated inputs. The workspace of a
 segment is what its executable needs in addition:
 
@@ -21,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -33,12 +36,16 @@ from tensile_jax.trace import TracedStep, array_type, in_host_memory, is_packed,
 GPUS = ("gpu", "cuda", "rocm")
 """The names that JAX has for GPUs as platforms."""
 
+_FOR_SIZES: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
+"""With it, XLA for CPUs assigns the same buffers and compiles sooner (`make bench-first-call`)."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Executable:
-    """A compiled segment: `call` takes its inputs and returns the tuple of its outputs. The sizes are XLA's."""
+Told = Callable[[int, int], None]
+_Made = TypeVar("_Made")
 
-    call: Callable[..., Any]
+
+class Sizes(NamedTuple):
+    """XLA's sizes of a segment, in bytes."""
+
     temporary_bytes: int
     output_bytes: int
     aliased_bytes: int
@@ -46,6 +53,14 @@ class Executable:
     def workspace(self, *, outputs: int, donated: int) -> int:
         """The workspace, by the formula above, where the plan counts `outputs` and `donated` bytes."""
         return self.temporary_bytes + (self.output_bytes - self.aliased_bytes) - (outputs - donated)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A compiled segment: `call` takes its inputs and returns the tuple of its outputs."""
+
+    call: Callable[..., Any]
+    sizes: Sizes
 
 
 class CompiledWhole(NamedTuple):
@@ -79,6 +94,7 @@ class Compiler:
         self._compiler_options = options_on(device.platform, compiler_options)
         self._debugs_numbers = debugs_numbers
         self._done: dict[Hashable, Executable] = {}
+        self._sizes: dict[Hashable, Sizes] = {}  # of code of which only the sizes were asked for
 
     @property
     def kind(self) -> Hashable:
@@ -88,40 +104,55 @@ class Compiler:
     def __len__(self) -> int:
         return len(self._done)
 
-    def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
+    @property
+    def sizes_quickly(self) -> bool:
+        """Whether the sizes of code are known sooner than its executable."""
+        return self.device.platform == "cpu" and not (self._compiler_options or {}).keys() & _FOR_SIZES.keys()
+
+    def compile(self, codes: Sequence[SegmentCode], progress: Told | None = None) -> list[Executable]:
         """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled."""
-        missing = {code.content: code for code in codes if code.content not in self._done}
-        workers = max(1, min(len(missing), os.cpu_count() or 1))
-        if progress is not None and missing:
-            progress(0, len(missing))
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="tensile-compile")
-        try:
-            with _short_compilations_cached():
-                running: dict[Hashable, Future[Executable]] = {}
-                for content, code in missing.items():
-                    jitted, lowered = self._lower(code)
-                    refused = any(map(self._is_refused, code.avals))
-                    is_placed = code.out_shardings is not None or code.on_host is not None
-                    call = self._call_of(jitted, is_placed=is_placed) if refused else None
-                    running[content] = pool.submit(_compile, lowered, call)
-                for done, (content, future) in enumerate(running.items(), start=1):
-                    self._done[content] = self._finished(missing[content], future.result())
-                    if progress is not None:
-                        progress(done, len(running))
-        finally:  # on Ctrl-C, wait only for the compilations that have begun
-            pool.shutdown(cancel_futures=True)
+
+        def begin(code: SegmentCode, pool: ThreadPoolExecutor) -> Future[Executable]:
+            jitted, lowered = self._lower(code)
+            refused = any(map(self._is_refused, code.avals))
+            is_placed = code.out_shardings is not None or code.on_host is not None
+            call = self._call_of(jitted, is_placed=is_placed) if refused else None
+            return pool.submit(_compile, lowered, call)
+
+        with _short_compilations_cached():
+            for code, executable in _in_a_pool(codes, self._done, begin, progress):
+                self._done[code.content] = self._finished(code, executable)
         return [self._done[code.content] for code in codes]
+
+    def sizes(self, codes: Sequence[SegmentCode], progress: Told | None = None) -> list[Sizes]:
+        """XLA's sizes of `codes`, in order, and no executables where the sizes are known sooner."""
+        if not self.sizes_quickly:
+            return [executable.sizes for executable in self.compile(codes, progress)]
+
+        def begin(code: SegmentCode, pool: ThreadPoolExecutor) -> Future[Sizes]:
+            _, lowered = self._lower(code)
+            return pool.submit(_sizes_of, lowered)
+
+        known = self._sizes | {content: executable.sizes for content, executable in self._done.items()}
+        for code, sizes in _in_a_pool(codes, known, begin, progress):
+            self._sizes[code.content] = known[code.content] = sizes
+        return [known[code.content] for code in codes]
 
     def compile_whole(self, traced: Any) -> Any:
         """The executable of a whole step, as plain `jax.jit` makes it."""
         return self.begin_whole(traced).result().executable
 
-    def begin_whole(self, traced: Any) -> Future[CompiledWhole]:
-        """Begin to compile a whole step, as plain `jax.jit` does, in a thread of its own."""
+    def begin_whole(self, traced: Any, *, for_sizes: bool = False) -> Future[CompiledWhole]:
+        """Begin to compile a whole step, as plain `jax.jit` does, in a thread of its own.
+
+        Args:
+            for_sizes: whether only the sizes of the executable are asked for. It may then run more slowly.
+        """
         began = time.perf_counter()
         lowered = self._lower_whole(traced)
         pool = ThreadPoolExecutor(1, thread_name_prefix="tensile-compile-whole")
-        compiling = pool.submit(_compile_whole, lowered, time.perf_counter() - began)
+        options = _FOR_SIZES if for_sizes and self.sizes_quickly else None
+        compiling = pool.submit(_compile_whole, lowered, time.perf_counter() - began, options)
         pool.shutdown(wait=False)
         return compiling
 
@@ -274,17 +305,45 @@ def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs:
 def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
     """Compile a lowered segment. If `call` is not None, it is called in the place of the compiled function."""
     compiled = lowered.compile()
+    return Executable(call or compiled, _read_sizes(compiled))
+
+
+def _sizes_of(lowered: Any) -> Sizes:
+    return _read_sizes(lowered.compile(dict(_FOR_SIZES)))
+
+
+def _read_sizes(compiled: Any) -> Sizes:
     memory = compiled.memory_analysis()
-    return Executable(
-        call or compiled,
-        int(memory.temp_size_in_bytes),
-        int(memory.output_size_in_bytes),
-        int(memory.alias_size_in_bytes),
-    )
+    return Sizes(int(memory.temp_size_in_bytes), int(memory.output_size_in_bytes), int(memory.alias_size_in_bytes))
 
 
-def _compile_whole(lowered: Any, lowering_s: float) -> CompiledWhole:
+def _in_a_pool(
+    codes: Sequence[SegmentCode],
+    known: Mapping[Hashable, object],
+    begin: Callable[[SegmentCode, ThreadPoolExecutor], Future[_Made]],
+    progress: Told | None,
+) -> Iterator[tuple[SegmentCode, _Made]]:
+    """What `begin` begins to make of each code of which nothing is known, in a pool of threads; equal code is made once."""
+    missing = {code.content: code for code in codes if code.content not in known}
+    if not missing:
+        return
+    if progress is not None:
+        progress(0, len(missing))
+    pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), thread_name_prefix="tensile-compile")
+    try:
+        running = [(code, begin(code, pool)) for code in missing.values()]
+        for done, (code, future) in enumerate(running, start=1):
+            yield code, future.result()
+            if progress is not None:
+                progress(done, len(running))
+    finally:  # on Ctrl-C, wait only for the compilations that have begun
+        pool.shutdown(cancel_futures=True)
+
+
+def _compile_whole(lowered: Any, lowering_s: float, options: Mapping[str, Any] | None) -> CompiledWhole:
     began = time.perf_counter()
+    if options is not None:
+        return CompiledWhole(lowered.compile(dict(options)), lowering_s + time.perf_counter() - began)
     with _short_compilations_cached():
         compiled = lowered.compile()
     return CompiledWhole(compiled, lowering_s + time.perf_counter() - began)

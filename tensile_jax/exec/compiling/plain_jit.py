@@ -1,6 +1,8 @@
-"""Compiles a step as plain `jax.jit` does, as one executable, at most once.
+"""Compiles a step as plain `jax.jit` does, as one executable: to know its peak, or to run it.
 
-All forms of a step (`exec/fitting/forms.py`) share this executable, since they compute the same.
+All forms of a step (`exec/fitting/forms.py`) share both, since they compute the same. A budget is often a share of the peak, and
+then the step hardly ever runs as one executable. So the peak is read from an executable that is only compiled for its sizes
+(`compiler.py`), unless one that runs is there.
 """
 
 import threading
@@ -11,6 +13,12 @@ from typing import Any, NamedTuple
 from tensile_jax.exec.compiling.compiler import CompiledWhole, Compiler, peak_of
 from tensile_jax.exec.processes.agreement import Agreement
 from tensile_jax.exec.processes.orders import CompileWhole
+
+Tell = Callable[[str, int, int], None]
+
+
+def _tell_nobody(what: str, done: int, of: int) -> None:
+    pass
 
 
 class JitExecutable(NamedTuple):
@@ -32,44 +40,58 @@ class PlainJit:
         self._compiler = compiler
         self._traced = traced
         self._agreement = agreement
-        self._compiling: Future[CompiledWhole] | None = None
-        self._found: JitExecutable | None = None
+        self._compiling: dict[bool, Future[CompiledWhole]] = {}  # by whether it is to run
+        self._found: dict[bool, JitExecutable] = {}
         self._beginning = threading.Lock()
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether somebody has asked for the executable, and has it."""
-        return self._found is not None
+    def is_known(self, *, to_run: bool = False) -> bool:
+        """Whether somebody has asked for the executable or, if it need not run, for its sizes, and has them."""
+        return bool(self._found) if not to_run else self._grade(to_run=True) in self._found
 
     def begin(self) -> None:
-        """Begin to compile in a thread; `compiled` waits for it.
+        """Begin to compile for its peak in a thread; `sized` waits for it.
 
         If other processes are to compile it, too, nothing is done: they wait for orders then.
         """
-        if len(self._agreement.processes) == 1:
-            self._begun()
+        if len(self._agreement.processes) == 1 and not self._found:
+            self._begun(self._grade(to_run=False))
 
-    def compiled(self, tell: Callable[[str, int, int], None] = lambda what, done, of: None) -> JitExecutable:
+    def compiled(self, tell: Tell = _tell_nobody) -> JitExecutable:
         """The executable. In the process that plans: if others use the step's devices, they are told to compile it as well."""
-        if self._found is None:
-            self._agreement.tell(CompileWhole())
-        return self.follow(tell)
+        return self._made(self._grade(to_run=True), tell)
 
-    def follow(self, tell: Callable[[str, int, int], None] = lambda what, done, of: None) -> JitExecutable:
+    def sized(self, tell: Tell = _tell_nobody) -> JitExecutable:
+        """The same for its peak: an executable that may run more slowly."""
+        return self._made(next(iter(self._found), self._grade(to_run=False)), tell)
+
+    def follow(self, tell: Tell = _tell_nobody, *, to_run: bool = True) -> JitExecutable:
         """The executable. In a process that was told to compile it; the processes agree on the peak."""
-        if self._found is None:
+        return self._awaited(self._grade(to_run=to_run), tell)
+
+    def _made(self, to_run: bool, tell: Tell) -> JitExecutable:
+        if to_run not in self._found:
+            self._agreement.tell(CompileWhole(to_run))
+        return self._awaited(to_run, tell)
+
+    def _awaited(self, to_run: bool, tell: Tell) -> JitExecutable:
+        if to_run not in self._found:
             tell("compiling plain jit", 0, 1)
             try:
-                executable, seconds = self._begun().result()
+                executable, seconds = self._begun(to_run).result()
             except Exception:
-                self._compiling = None  # whoever asks again tries again
+                self._compiling.pop(to_run, None)  # whoever asks again tries again
                 raise
             tell("compiling plain jit", 1, 1)
-            self._found = JitExecutable(executable, max(self._agreement.gather(peak_of(executable))), seconds)
-        return self._found
+            peak = max(self._agreement.gather(peak_of(executable)))
+            self._found[to_run] = JitExecutable(executable, peak, seconds)
+        return self._found[to_run]
 
-    def _begun(self) -> Future[CompiledWhole]:
+    def _grade(self, *, to_run: bool) -> bool:
+        """Whether the executable that is compiled can run; always, where its sizes alone take as long."""
+        return to_run or not self._compiler.sizes_quickly
+
+    def _begun(self, to_run: bool) -> Future[CompiledWhole]:
         with self._beginning:
-            if self._compiling is None:
-                self._compiling = self._compiler.begin_whole(self._traced)
-            return self._compiling
+            if to_run not in self._compiling:
+                self._compiling[to_run] = self._compiler.begin_whole(self._traced, for_sizes=not to_run)
+            return self._compiling[to_run]

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_leaves, tree_unflatten
 
-from tensile_jax.exec.compiling.compiler import Executable
+from tensile_jax.exec.compiling.compiler import Executable, Sizes
 from tensile_jax.exec.compiling.step import Step
 
 
@@ -25,4 +25,4 @@ def whole_executable(step: Step, peak_bytes: int) -> Executable:
             jax.effects_barrier()
         return results
 
-    return Executable(whole, peak_bytes, 0, 0)
+    return Executable(whole, Sizes(peak_bytes, 0, 0))

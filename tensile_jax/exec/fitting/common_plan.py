@@ -48,10 +48,11 @@ def _follow(step: Step) -> CompiledPlan:
     fitting = begin(step, None)
     while True:
         match step.agreement.hear(Order):
-            case CompileWhole():
-                step.plain_jit.follow()
-            case CompileSegments(plan=plan):
-                fitting.workspaces(plan, fitting.compile_segments(plan))
+            case CompileWhole(to_run=to_run):
+                step.plain_jit.follow(to_run=to_run)
+            case CompileSegments(plan=plan, to_run=to_run):
+                sizes = [e.sizes for e in fitting.compile_segments(plan)] if to_run else fitting.segment_sizes(plan)
+                fitting.workspaces(plan, sizes)
             case CompilePrograms(plan=plan):
                 fitting.compile_programs(plan, None)
             case Run(plan=plan, joined=joined):

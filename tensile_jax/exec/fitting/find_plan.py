@@ -35,8 +35,9 @@ from tensile_jax.plan_format import Plan
 
 # Each trades compilations for a faster plan (`make bench-h200`, `make bench-first-call`), unless it says otherwise.
 _MOST_ATTEMPTS = 8
-_MORE_SEARCHES, _MORE_ATTEMPTS = 2, 4  # searches with what compiling has shown, and the attempts of each
-_ROOM = 0.03  # of the limit: what a plan must leave free for another search
+_MOST_IMPROVEMENTS, _MORE_ATTEMPTS = 2, 2  # of a plan that leaves memory unused, and the attempts of each
+_ROOM = 0.03  # of the limit: what a plan must leave free to be improved
+_LIKELY_ATTEMPTS = 2  # compiled to run at once; later ones are first compiled for their sizes only
 _NEXT_PLAN_TIME = 0.99  # of the plan's time: what another plan must be predicted to reach
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _NEAR = 1.3  # of a budget in bytes: plain jit is compiled if its predicted peak, often too high, is below; not tuned
@@ -160,14 +161,14 @@ def try_whole(fitting: Fitting) -> None:
     share = None if fitting.budget is None else fitting.budget.share
     predicted = untried_whole_bytes(fitting)
     if share is not None and share >= 1:
-        fitting.compile_plain_jit()  # it will run
+        fitting.compile_plain_jit(to_run=True)
     elif share is not None and predicted is not None and not _is_refused_at_once(fitting, fitting.limit() / _NEAR_FLOOR):
         fitting.step.plain_jit.begin()
         fitting.floor_bytes()
-        fitting.compile_plain_jit()
+        fitting.compile_plain_jit(to_run=False)
     elif predicted is not None and fitting.options.policy == "auto" and predicted <= _NEAR * fitting.limit():
         if not _exceeded_at_ends(fitting, fitting.limit()):
-            fitting.compile_plain_jit()
+            fitting.compile_plain_jit(to_run=True)
     learn(fitting)
 
 
@@ -328,11 +329,17 @@ def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
         whole = fitting.compiled(WHOLE, goal)
         if whole is not None and whole.plan.peak_bytes <= goal.limit:
             return whole
-    for _ in range(_MORE_SEARCHES):
+    return _improved(fitting, goal, found)
+
+
+def _improved(fitting: Fitting, goal: Goal, found: CompiledPlan) -> CompiledPlan:
+    """The plan, made faster where compiling has shown that it leaves memory unused."""
+    for _ in range(_MOST_IMPROVEMENTS):
         slow = found.plan.step_us > _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
-        if not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
+        if found.choice is None or not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
             break
-        other = _within(fitting, goal, _MORE_ATTEMPTS, faster_than=_NEXT_PLAN_TIME * found.plan.step_us)
+        better = fitting.improved(found.choice, goal, 1)
+        other = None if better is None else _within(fitting, goal, _MORE_ATTEMPTS, better, _NEXT_PLAN_TIME * found.plan.step_us)
         if other is None or other.plan.step_us >= found.plan.step_us:
             break
         found = other
@@ -350,24 +357,40 @@ def _is_share(fitting: Fitting) -> bool:
     return fitting.budget is not None and fitting.budget.share is not None
 
 
-def _within(fitting: Fitting, goal: Goal, attempts: int, faster_than: float = float("inf")) -> CompiledPlan | None:
-    """The planner's choice, compiled; if that exceeds the limit, the same choice with as few changes as possible.
+def _within(
+    fitting: Fitting, goal: Goal, attempts: int, chosen: Planned | None = None, faster_than: float = float("inf")
+) -> CompiledPlan | None:
+    """The planner's choice, or `chosen`, compiled; if that exceeds the limit, the same choice with as few changes as possible.
 
     Few changes matter because segments that do not change are not compiled again. None if the planner has no choice, if its
     choice is predicted to take more than `faster_than` microseconds, or if the last attempt still exceeds the limit.
     """
-    chosen: Planned | None = None
+    given = chosen
     for attempt in range(1, attempts + 1):
-        if chosen is not None:
+        if chosen is not None and attempt > 1:
             chosen = fitting.revised(chosen.choice, goal, attempt)
-        if chosen is None:
+        if chosen is None and given is None:
             chosen = fitting.chosen_with_margin(goal, attempt)
         if chosen is None or chosen.plan.step_us > faster_than:
             return None
-        found = fitting.compiled(chosen.choice, goal)
-        if found is not None and found.plan.peak_bytes <= goal.limit:
+        found = _compiled_if_within(fitting, chosen.choice, goal, likely=attempt <= _LIKELY_ATTEMPTS)
+        if found is not None:
             return found
     return None
+
+
+def _compiled_if_within(fitting: Fitting, choice: Choice, goal: Goal, *, likely: bool) -> CompiledPlan | None:
+    """The plan of `choice`, compiled, if it keeps the limit by XLA's sizes.
+
+    Args:
+        likely: whether the plan will probably keep the limit. Otherwise only its sizes are asked for at first.
+    """
+    if not likely:
+        sized = fitting.sized(choice, goal)
+        if sized is None or sized.plan.peak_bytes > goal.limit:
+            return None
+    found = fitting.compiled(choice, goal)
+    return found if found is not None and found.plan.peak_bytes <= goal.limit else None
 
 
 def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:

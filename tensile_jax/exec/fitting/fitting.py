@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from tensile_jax.budget import Budget
 from tensile_jax.budget_errors import HostNeed, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
-from tensile_jax.exec.compiling.compiler import Executable
+from tensile_jax.exec.compiling.compiler import Executable, Sizes
 from tensile_jax.exec.compiling.program_code import program_code
+from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.compiling.step import CompiledPlan, DrivenBody, Spent, Step
 from tensile_jax.exec.compiling.whole_executable import whole_executable
 from tensile_jax.exec.fitting.knowledge import Knowledge
@@ -60,12 +61,13 @@ class Fitting:
         self.options = step.options
         self._predicts = predicts
         self._spent = Spent()
+        self._has_prior = not predicts
         self._bodies: dict[OperatorId, CompiledPlan] = {}  # of driven loops, once they are compiled
 
     @property
     def measured(self) -> CompiledSizes:
-        """What compiling has shown so far."""
-        return self.known.measured
+        """What compiling has shown so far, and what that lets expect."""
+        return self.planner.with_prior(self.known.measured) if self._has_prior else self.known.measured
 
     @property
     def spent(self) -> Spent:
@@ -96,12 +98,14 @@ class Fitting:
     def without_workspaces(self) -> Iterator[None]:
         """Plan as if no segment had been compiled before. Afterwards, what was known is known again, and what was learned."""
         before = self.known.measured.workspaces
-        self.known = replace(self.known, measured=replace(self.measured, workspaces={}))
+        self.known = replace(self.known, measured=replace(self.known.measured, workspaces={}, prior=1.0))
+        self._has_prior = False
         try:
             yield
         finally:
-            found = {**before, **self.measured.workspaces}
-            self.known = replace(self.known, measured=replace(self.measured, workspaces=found))
+            self._has_prior = not self._predicts
+            found = {**before, **self.known.measured.workspaces}
+            self.known = replace(self.known, measured=replace(self.known.measured, workspaces=found))
 
     # -- planning ---------------------------------------------------------------------------------------------------------------
 
@@ -142,8 +146,8 @@ class Fitting:
 
         def plan() -> Planned | None:
             chosen = self.planner.plan(goal, measured)
-            if chosen is None and measured.margin:
-                return self.planner.plan(goal, replace(measured, margin=0))
+            if chosen is None and (measured.margin or measured.prior > 1):
+                return self.planner.plan(goal, replace(measured, margin=0, prior=1.0))
             return chosen
 
         return self._timed(plan)
@@ -151,6 +155,10 @@ class Fitting:
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
         return self._timed(lambda: self.planner.revise(choice, goal, self.with_margin(goal, attempt)))
+
+    def improved(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
+        """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
+        return self._timed(lambda: self.planner.improve(choice, goal, self.with_margin(goal, attempt)))
 
     def bound_us(self) -> float:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""
@@ -167,8 +175,8 @@ class Fitting:
             return float("inf")
         measured = self.measured if self.step.in_one_program else self.with_margin(goal)
         found = self.planner.quick_us(goal.limit, measured, upper)
-        if found == float("inf") and measured.margin:
-            return self.planner.quick_us(goal.limit, self.measured, upper)
+        if found == float("inf") and (measured.margin or measured.prior > 1):
+            return self.planner.quick_us(goal.limit, replace(measured, margin=0, prior=1.0), upper)
         return found
 
     def with_margin(self, goal: Goal, attempt: int = 1) -> CompiledSizes:
@@ -221,26 +229,26 @@ class Fitting:
 
     # -- compiling --------------------------------------------------------------------------------------------------------------
 
-    def compile_plain_jit(self) -> None:
-        """Compile plain `jax.jit`'s executable, if that was not done yet, and learn its peak."""
+    def compile_plain_jit(self, *, to_run: bool) -> None:
+        """Learn plain jit's peak. Its executable is compiled if that was not done yet, to run or for its sizes only."""
         plain_jit = self.step.plain_jit
-        was_compiled = plain_jit.is_compiled
-        found = plain_jit.compiled(self._tell)
-        self._spent += Spent(compile_s=0.0 if was_compiled else found.seconds)
+        was_known = plain_jit.is_known(to_run=to_run)
+        found = plain_jit.compiled(self._tell) if to_run else plain_jit.sized(self._tell)
+        self._spent += Spent(compile_s=0.0 if was_known else found.seconds)
         self.known = self.known.with_jit_peak(found.peak_bytes)
 
     @property
     def jit_peak_bytes(self) -> int:
         """The peak of plain `jax.jit`. The whole step is compiled for this, if that was not done yet."""
         if self.measured.whole is None:
-            self.compile_plain_jit()
+            self.compile_plain_jit(to_run=False)
         assert self.measured.whole is not None
         return self.measured.whole
 
     def compiled(self, choice: Choice, goal: Goal) -> CompiledPlan | None:
         """The plan of `choice`, compiled; None if the replay, which checks every plan, refuses it."""
         if choice.runs_whole:
-            self.compile_plain_jit()
+            self.compile_plain_jit(to_run=True)
             plan = self._plan_of(choice, goal)
             return None if plan is None else self._result(choice, plan, [whole_executable(self.step, plan.peak_bytes)])
         plan = self._timed(lambda: self._plan_of(choice, goal))
@@ -249,10 +257,30 @@ class Fitting:
         if plan.barriers is not None:
             return self.compile_programs(plan, choice)
         executables = self.compile_segments(plan)
-        found = self.planner.with_measured(choice, self.workspaces(plan, executables), self.measured)
+        plan = self._with_sizes(choice, goal, plan, [e.sizes for e in executables])
+        return None if plan is None else self._result(choice, plan, executables)
+
+    def sized(self, choice: Choice, goal: Goal) -> CompiledPlan | None:
+        """The plan of `choice` with XLA's sizes, and without executables where the sizes are known sooner.
+
+        None if the replay, which checks every plan, refuses the plan.
+        """
+        if choice.barriers is not None or not self.step.compiler.sizes_quickly:
+            return self.compiled(choice, goal)
+        if choice.runs_whole:
+            self.compile_plain_jit(to_run=False)
+            plan = self._plan_of(choice, goal)
+            return None if plan is None else self._result(choice, plan, None)
+        plan = self._timed(lambda: self._plan_of(choice, goal))
+        plan = None if plan is None else self._with_sizes(choice, goal, plan, self.segment_sizes(plan))
+        return None if plan is None else self._result(choice, plan, None)
+
+    def _with_sizes(self, choice: Choice, goal: Goal, plan: Plan, sizes: Sequence[Sizes]) -> Plan | None:
+        """The plan again, with the sizes that compiling has shown."""
+        found = self.planner.with_measured(choice, self.workspaces(plan, sizes), self.measured)
         self.known = replace(self.known, measured=found)
-        plan = self._plan_of(choice, goal)
-        return None if plan is None else self._result(choice, replace(plan, workspaces="compiled"), executables)
+        again = self._plan_of(choice, goal)
+        return None if again is None else replace(again, workspaces="compiled")
 
     def offload_state(self, found: CompiledPlan, tensors: Collection[TensorId]) -> CompiledPlan:
         """The same segments with these state tensors on the host between their uses, across the iteration boundary.
@@ -269,19 +297,34 @@ class Fitting:
 
     def compile_segments(self, plan: Plan) -> list[Executable]:
         """The executables of the plan's segments. A loop that runs under a plan of its own is one of them."""
-        bodies = self.step.bodies
-        driven = {index for index, segment in enumerate(plan.segments) if unranged(segment.operators)[0] in bodies}
-        others = tuple(s for i, s in enumerate(plan.segments) if i not in driven)
-        rest = iter(self._compile_segments(replace(plan, segments=others)))
-        return [self._driven_segment(s) if i in driven else next(rest) for i, s in enumerate(plan.segments)]
+        self.step.agreement.tell(CompileSegments(plan, to_run=True))
+        return self._of_segments(plan, self._driven_segment, lambda codes: self._compile(codes, "compiling segments"))
 
-    def _compile_segments(self, plan: Plan) -> list[Executable]:
+    def segment_sizes(self, plan: Plan) -> list[Sizes]:
+        """XLA's sizes of the plan's segments, which are compiled no further than for this."""
+        self.step.agreement.tell(CompileSegments(plan, to_run=False))
+
+        def sizes(codes: Sequence[SegmentCode]) -> list[Sizes]:
+            began = time.perf_counter()
+            found = self.step.compiler.sizes(codes, lambda done, of: self._tell("compiling segments", done, of))
+            self._spent += Spent(compile_s=time.perf_counter() - began)
+            return found
+
+        return self._of_segments(plan, lambda segment: self._driven_segment(segment).sizes, sizes)
+
+    def _of_segments(
+        self, plan: Plan, of_driven: Callable[[Segment], _Found], of_codes: Callable[[Sequence[SegmentCode]], list[_Found]]
+    ) -> list[_Found]:
+        """What is made of each segment: of a driven loop by `of_driven`, and of all others together by `of_codes`."""
         step = self.step
-        step.agreement.tell(CompileSegments(plan))
+        driven = [unranged(segment.operators)[0] in step.bodies for segment in plan.segments]
         codes = [
-            step.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in plan.segments
+            step.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated)
+            for s, is_driven in zip(plan.segments, driven, strict=True)
+            if not is_driven
         ]
-        return self._compile(codes, "compiling segments")
+        rest = iter(of_codes(codes))
+        return [of_driven(s) if is_driven else next(rest) for s, is_driven in zip(plan.segments, driven, strict=True)]
 
     def _driven_segment(self, segment: Segment) -> Executable:
         operator = unranged(segment.operators)[0]
@@ -303,7 +346,7 @@ class Fitting:
         programs, profile = programs_of(plan, step.graph), self.planner.model.profile
         segments = joined(plan, programs, step.graph, profile).segments
         executables = self.program_executables(plan)
-        found = joined(plan, programs, step.graph, profile, self._workspaces_of(segments, executables))
+        found = joined(plan, programs, step.graph, profile, self._workspaces_of(segments, [e.sizes for e in executables]))
         try:
             check(found, step.graph)
         except InvalidPlan:
@@ -323,19 +366,19 @@ class Fitting:
         ]
         return self._compile(codes, "compiling programs")
 
-    def workspaces(self, plan: Plan, executables: Sequence[Executable]) -> list[int]:
-        """Each segment's workspace in bytes, from XLA's figures; of several processes, the largest."""
-        return self._workspaces_of(plan.segments, executables)
+    def workspaces(self, plan: Plan, sizes: Sequence[Sizes]) -> list[int]:
+        """Each segment's workspace in bytes, from XLA's sizes; of several processes, the largest."""
+        return self._workspaces_of(plan.segments, sizes)
 
-    def _workspaces_of(self, segments: Sequence[Segment], executables: Sequence[Executable]) -> list[int]:
+    def _workspaces_of(self, segments: Sequence[Segment], sizes: Sequence[Sizes]) -> list[int]:
         step = self.step
         counts_host = step.compiler.device.platform == "cpu"  # XLA for CPUs counts host memory as if it were the device's
         size = [t.nbytes + (t.host_bytes or 0 if counts_host else 0) for t in step.graph.tensors]
         own = [
-            max(0, e.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
-            for s, e in zip(segments, executables, strict=True)
+            max(0, one.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
+            for s, one in zip(segments, sizes, strict=True)
         ]
-        return [max(sizes) for sizes in zip(*step.agreement.gather(own), strict=True)]
+        return [max(several) for several in zip(*step.agreement.gather(own), strict=True)]
 
     def _compile(self, codes: Sequence[Any], what: str) -> list[Executable]:
         began = time.perf_counter()

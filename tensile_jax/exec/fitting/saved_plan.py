@@ -37,7 +37,7 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     refuse_saved(step, budget, plan)
     given = begin(step, budget)
     if budget is not None and budget.share is not None and untried_whole_bytes(given) is not None:
-        given.compile_plain_jit()
+        given.compile_plain_jit(to_run=plan.whole)
     budgets = [one for one in (budget_of(plan), given.budget_in_bytes()) if one is not None]
     lower = min(budgets, key=lambda one: one.resolve(0), default=None)
     budget_bytes = None if lower is None else lower.nbytes
@@ -95,6 +95,7 @@ def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Seque
     """The executables of the plan's segments, or plain jit's if the step runs whole, and the segments with XLA's sizes."""
     step = fitting.step
     if plan.whole:
+        fitting.compile_plain_jit(to_run=True)
         jit_peak = fitting.jit_peak_bytes
         held = min(sum(step.graph.tensors[t].nbytes for t in step.graph.inputs), jit_peak)
         executables: Sequence[Executable] = [whole_executable(step, jit_peak)]
@@ -102,7 +103,7 @@ def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Seque
     else:
         executables = fitting.compile_segments(plan)
         at_begin, *resident, at_end = resident_bytes(decode(plan, step.graph), step.graph)
-        workspaces = fitting.workspaces(plan, executables)
+        workspaces = fitting.workspaces(plan, [e.sizes for e in executables])
     sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
     return executables, with_ends(sized, at_begin, at_end)
 

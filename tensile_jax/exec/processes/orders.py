@@ -12,13 +12,16 @@ from tensile_jax.plan_format import Plan
 
 
 class CompileWhole(msgspec.Struct, frozen=True, tag="whole"):
-    """Compile plain jit's step, and give its peak."""
+    """Compile plain jit's step, to run it or for its sizes only, and give its peak."""
+
+    to_run: bool
 
 
 class CompileSegments(msgspec.Struct, frozen=True, tag="segments"):
-    """Compile the segments of a plan, and give their workspaces."""
+    """Compile the segments of a plan, to run them or for their sizes only, and give their workspaces."""
 
     plan: Plan
+    to_run: bool
 
 
 class CompilePrograms(msgspec.Struct, frozen=True, tag="programs"):

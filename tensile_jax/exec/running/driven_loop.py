@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensile_jax.errors import OutOfMemory
-from tensile_jax.exec.compiling.compiler import Compiler, Executable
+from tensile_jax.exec.compiling.compiler import Compiler, Executable, Sizes
 from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.compiling.step import CompiledPlan, ForLess, bytes_beside
 from tensile_jax.exec.running.executor import Observation
@@ -79,7 +79,7 @@ class _DrivenLoop:
         needed = inputs + stacks + copies + body
         outputs, donated = sum(size[t] for t in segment.outputs), sum(size[t] for t in segment.donated)
         held = sum(size[t] for t in segment.inputs) + outputs - donated
-        return Executable(self, max(0, needed - held), outputs, donated)
+        return Executable(self, Sizes(max(0, needed - held), outputs, donated))
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         given = dict(zip(self._segment.inputs, values, strict=True))

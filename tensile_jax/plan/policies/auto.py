@@ -140,6 +140,22 @@ def revise(model: StepModel, choice: Choice, limit: float, measured: CompiledSiz
     return None
 
 
+def improved(model: StepModel, choice: Choice, limit: float, measured: CompiledSizes) -> Choice | None:
+    """The choice, made faster by changes that stay under the limit; None if the search finds none.
+
+    If loops are opened, changes would make their iterations differ, so a plan is sought anew.
+    """
+    if model.has_iterations:
+        return auto(model, limit, measured)
+    assert choice.layout is not None
+    before = schedule_of(model, choice.layout, measured)
+    schedule = improve(before, limit, _EVALUATIONS)
+    if schedule is before:
+        return None
+    found = _corrected(model, schedule, limit, measured)
+    return found if found is not None and host_peak_of(model, found) <= model.host_limit else None
+
+
 def _least(model: StepModel, measured: CompiledSizes) -> Choice:
     """The fastest plan with the least peak that is known."""
     found = _lowest(model, measured)

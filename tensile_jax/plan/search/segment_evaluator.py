@@ -14,7 +14,7 @@ from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.latest_results import LatestResults
 from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
 from tensile_jax.plan.search.timing import GRID_US
-from tensile_jax.plan.search.workspace import CompiledSizes, SegmentKey, predicted_workspace, ratio_near
+from tensile_jax.plan.search.workspace import CompiledSizes, SegmentKey, correction, predicted_workspace
 
 _COMPILING = 0.001  # of the step's time: the least cost of a segment, since each is compiled (`make bench-first-call`)
 _SHORT = 200  # nodes that count as one more evaluated segment (`make bench-constants`)
@@ -144,7 +144,7 @@ class Evaluator:
         Plain jit's peak says nothing of segments.
         """
         measured = replace(measured, whole=None)
-        if measured == self._measured or (not measured.workspaces and not self._measured.workspaces and not measured.margin):
+        if measured == self._measured:
             return self
         if self._latest is not None and self._latest._measured == measured:
             return self._latest
@@ -189,13 +189,13 @@ class Evaluator:
         places = self.places[a], self.places[b]
         predicted = predicted_workspace(account, self.profile)
         if not self._at_places:
-            return predicted + self._measured.margin, False
+            return int(predicted * self._measured.prior) + self._measured.margin, False
         if places in self._at_places:
             known = self._measured.workspaces.get(self.key(a, b, account.again, wanted))
             if known is not None:
                 return known.nbytes, True
         if places not in self._ratios:
-            self._ratios[places] = ratio_near(*places, self._measured.workspaces)
+            self._ratios[places] = correction(*places, self._measured.workspaces, self._measured.prior)
         return int(predicted * self._ratios[places]) + self._measured.margin, False
 
 

@@ -8,15 +8,14 @@ values, with the weights of the device profile, predicts the workspace:
     workspace = measured                            if the same segment was compiled
               = predicted * ratio + margin          otherwise
 
-`ratio` comes from the compiled segment whose operators overlap most with those of the segment. It is the size that XLA reported,
-divided by the predicted size, kept between 1/4 and 4, and weighted by the overlap. `margin` begins at zero, and grows each time
-compiling shows that a plan does not fit.
+`ratio` corrects a prediction by what compiling has shown (`correction`). `margin` begins at zero, and grows each time compiling
+shows that a plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
 bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
@@ -44,12 +43,13 @@ class CompiledSizes:
     """The sizes that compiling has shown, in bytes.
 
     `workspaces` is by segment. `whole` is the peak of the step as one executable. `margin` is added to the workspace of each
-    segment that was not compiled yet.
+    segment that was not compiled yet. `prior` is the ratio by which predictions are corrected where no segment was compiled yet.
     """
 
     workspaces: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
     whole: int | None = None
     margin: int = 0
+    prior: float = 1.0
 
 
 def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:
@@ -57,13 +57,34 @@ def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:
     return ceil(profile.late_weight * account.late + profile.early_weight * account.early)
 
 
-def ratio_near(begin: int, end: int, measured: Mapping[SegmentKey, Compared]) -> float:
-    """By how much predictions for the segment of the operators at places `[begin, end)` must be corrected."""
-    closest, ratio = 0.0, 1.0
-    for (a, b, _, _), (nbytes, predicted) in measured.items():
-        common = min(end, b) - max(begin, a)
-        if common > 0 and predicted > 0:
-            overlap = common / (max(end, b) - min(begin, a))
-            if overlap > closest:
-                closest, ratio = overlap, min(max(nbytes / predicted, 1 / _MOST_RATIO), _MOST_RATIO)
-    return 1 + closest * (ratio - 1)
+def correction(begin: int, end: int, measured: Mapping[SegmentKey, Compared], prior: float = 1.0) -> float:
+    """The ratio by which the prediction for the segment of the operators at places `[begin, end)` is to be corrected.
+
+    Each of its operators takes the ratio of the compiled segment that has the most in common with this segment and contains the
+    operator, or `prior` if there is none. The result is the mean over the operators. A ratio is XLA's size over the predicted
+    size, kept between 1/4 and 4. A ratio below 1 counts less, the more operators the two segments do not share: XLA may need
+    little for a segment, and still all that was predicted for a part of it.
+    """
+    near = [
+        (min(end, b) - max(begin, a), max(end, b) - min(begin, a), max(begin, a), min(end, b), found)
+        for (a, b, _, _), found in measured.items()
+        if min(end, b) > max(begin, a) and found.predicted > 0
+    ]
+    near.sort(key=lambda one: -one[0] / one[1])
+    covered: list[tuple[int, int]] = []
+    total = 0.0
+    for common, both, first, last, (nbytes, predicted) in near:
+        new = _uncovered(first, last, covered)
+        if new:
+            ratio = min(max(nbytes / predicted, 1 / _MOST_RATIO), _MOST_RATIO)
+            total += new * (ratio if ratio > 1 else 1 + common / both * (ratio - 1))
+            covered.append((first, last))
+    return (total + prior * _uncovered(begin, end, covered)) / (end - begin)
+
+
+def _uncovered(begin: int, end: int, covered: Sequence[tuple[int, int]]) -> int:
+    """How many of the places `[begin, end)` are in none of the stretches `covered`."""
+    left = [(begin, end)]
+    for a, b in covered:
+        left = [part for c, d in left for part in ((c, min(d, a)), (max(c, b), d)) if part[0] < part[1]]
+    return sum(d - c for c, d in left)

@@ -111,7 +111,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is compiled from now on."""
     seen: list[str] = []
     whole, segments = Compiler.begin_whole, Fitting.compile_segments
-    monkeypatch.setattr(Compiler, "begin_whole", lambda self, traced: seen.append("whole") or whole(self, traced))
+    monkeypatch.setattr(Compiler, "begin_whole", lambda self, traced, **how: seen.append("whole") or whole(self, traced, **how))
     monkeypatch.setattr(Fitting, "compile_segments", lambda self, plan: seen.append("segments") or segments(self, plan))
     return seen
 
@@ -258,9 +258,9 @@ def test_plain_jits_step_is_compiled_once_for_a_share(monkeypatch: pytest.Monkey
 def test_the_planner_begins_while_plain_jits_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     case = dense(624)
     happened: list[str] = []
-    begin, finish, floor = PlainJit.begin, PlainJit.compiled, Planner.floor_bytes
+    begin, finish, floor = PlainJit.begin, PlainJit.sized, Planner.floor_bytes
     monkeypatch.setattr(PlainJit, "begin", lambda self: happened.append("begun") or begin(self))
-    monkeypatch.setattr(PlainJit, "compiled", lambda self, *tell: happened.append("waited") or finish(self, *tell))
+    monkeypatch.setattr(PlainJit, "sized", lambda self, *tell: happened.append("waited") or finish(self, *tell))
     monkeypatch.setattr(Planner, "floor_bytes", lambda self, measured: happened.append("planned") or floor(self, measured))
     planned(case, "80%")(fresh(case[1]), case[2])
     assert happened[:3] == ["begun", "planned", "waited"]

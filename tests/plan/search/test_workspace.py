@@ -3,7 +3,10 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tensile_jax.ir import TensorId
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import floor_bytes
@@ -12,10 +15,10 @@ from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import least
 from tensile_jax.plan.search.segment_account import SegmentAccount
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Compared, predicted_workspace, ratio_near
+from tensile_jax.plan.search.workspace import Compared, SegmentKey, correction, predicted_workspace
 from tests.builders import PROFILE, training_graph
 
-NOTHING = frozenset[int]()
+NOTHING = frozenset[TensorId]()
 
 
 def some_step() -> StepModel:
@@ -34,13 +37,55 @@ def test_the_prediction_is_a_linear_function_of_both_orders_rounded_up() -> None
     assert predicted_workspace(SegmentAccount(0.0, 0.0, 1, 0, 0, 0, 1), profile) == 1
 
 
-def test_the_ratio_is_that_of_the_segment_that_overlaps_most_as_far_as_it_does() -> None:
-    shown = {(0, 10, NOTHING, NOTHING): Compared(200, 100.0), (10, 20, NOTHING, NOTHING): Compared(300, 100.0)}
-    assert ratio_near(0, 10, shown) == 2.0  # pyright: ignore[reportArgumentType] # an empty set is a set of any tensors
-    assert ratio_near(12, 17, shown) == 1 + 0.5 * 2  # pyright: ignore[reportArgumentType]
-    assert ratio_near(20, 30, shown) == 1.0  # pyright: ignore[reportArgumentType]
-    far = {(0, 10, NOTHING, NOTHING): Compared(10**6, 1.0)}
-    assert ratio_near(0, 10, far) == 4.0  # pyright: ignore[reportArgumentType]
+def shown(*segments: tuple[int, int, int]) -> dict[SegmentKey, Compared]:
+    """Compiled segments, by the places they begin and end at and what they need; 100 bytes were predicted for each."""
+    return {(begin, end, NOTHING, NOTHING): Compared(nbytes, 100.0) for begin, end, nbytes in segments}
+
+
+def test_a_part_of_a_segment_that_needs_more_than_predicted_takes_its_whole_ratio() -> None:
+    sizes = shown((0, 10, 200), (10, 20, 300))
+    assert correction(0, 10, sizes) == 2.0
+    assert correction(12, 17, sizes) == 3.0
+    assert correction(5, 15, sizes) == 2.5
+    assert correction(0, 10, shown((0, 10, 10**6))) == 4.0
+
+
+def test_a_segment_that_needs_less_says_less_of_its_parts() -> None:
+    assert correction(0, 10, shown((0, 10, 50))) == 0.5
+    assert correction(0, 5, shown((0, 10, 50))) == 0.75
+
+
+def test_each_operator_takes_the_ratio_of_the_segment_that_has_the_most_in_common() -> None:
+    assert correction(0, 10, shown((0, 12, 300), (0, 100, 200))) == 3.0
+    assert correction(0, 20, shown((0, 10, 300), (0, 100, 200))) == 2.5
+
+
+def test_operators_of_no_compiled_segment_take_the_prior() -> None:
+    assert correction(20, 30, shown((0, 10, 200))) == 1.0
+    assert correction(20, 30, shown((0, 10, 200)), 1.5) == 1.5
+    assert correction(5, 15, shown((0, 10, 200)), 1.5) == 1.75
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.integers(0, 1000)), max_size=6),
+    st.integers(0, 30),
+    st.integers(1, 30),
+    st.floats(1, 2),
+)
+def test_a_correction_lies_between_those_that_it_is_made_of(
+    segments: list[tuple[int, int, int]], begin: int, length: int, prior: float
+) -> None:
+    sizes = shown(*((a, a + n, nbytes) for a, n, nbytes in segments))
+    found = correction(begin, begin + length, sizes, prior)
+    ratios = [min(max(one.nbytes / one.predicted, 0.25), 4.0) for one in sizes.values()]
+    assert min([prior, *ratios]) - 1e-9 <= found <= max([prior, 1.0, *ratios]) + 1e-9
+
+
+def test_the_prior_raises_what_is_predicted_before_anything_was_compiled() -> None:
+    schedule = least(some_step(), CompiledSizes())
+    for j in range(schedule.count):
+        predicted = workspace(schedule, CompiledSizes(), j)[0]
+        assert workspace(schedule, CompiledSizes(prior=1.5), j) == (int(1.5 * predicted), False)
 
 
 def test_what_was_measured_stands_and_what_overlaps_is_corrected() -> None:

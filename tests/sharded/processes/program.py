@@ -294,7 +294,7 @@ def largest_workspaces(folder: Path) -> Any:
         Executable.workspace = of_xla
     (planned,) = step._calls._planned.values()
     compiled = planned.runner.compiled
-    own = begin(compiled.step, None).workspaces(compiled.plan, compiled.executables or ())
+    own = begin(compiled.step, None).workspaces(compiled.plan, [e.sizes for e in compiled.executables or ()])
     return [s.workspace_bytes - mine for s, mine in zip(compiled.plan.segments, own, strict=True)]
 
 

@@ -1,0 +1,64 @@
+"""The sizes of code that is only tried, and plain jit's peak, from executables that XLA does not optimize."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensile_jax.exec.compiling.compiler import Compiler
+from tensile_jax.exec.compiling.plain_jit import PlainJit
+from tensile_jax.exec.compiling.segment_code import SegmentCode
+from tensile_jax.exec.processes.agreement import ALONE
+
+
+def block(width: int) -> tuple[Any, ...]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    return tuple(jax.random.normal(key, (width, width)) for key in keys)
+
+
+def code(width: int) -> SegmentCode:
+    """A segment with products, a reduction, temporaries, and an output in the memory of a donated input."""
+
+    def segment(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        h = jax.nn.gelu(x @ w) @ v
+        return (x + h / jnp.linalg.norm(h), jnp.sum(h, 0))
+
+    avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in block(width))
+    return SegmentCode(segment, avals, (0,), ("block", width))
+
+
+def test_sizes_are_those_of_the_executable_and_nothing_is_kept_to_run() -> None:
+    compiler = Compiler(jax.devices("cpu")[0], committed=False)
+    codes = [code(64), code(96), code(64)]
+    told: list[tuple[int, int]] = []
+    sizes = compiler.sizes(codes, lambda done, of: told.append((done, of)))
+    assert told == [(0, 2), (1, 2), (2, 2)] and len(compiler) == 0
+    assert sizes[0].temporary_bytes > 0 and sizes[0].aliased_bytes > 0 and sizes[0] == sizes[2]
+    executables = compiler.compile(codes)
+    assert [executable.sizes for executable in executables] == sizes and len(compiler) == 2
+    told.clear()
+    assert compiler.sizes(codes, lambda done, of: told.append((done, of))) == sizes and told == []
+    expected = jax.jit(codes[0].function)(*block(64))
+    for mine, theirs in zip(executables[0].call(*block(64)), expected, strict=True):
+        assert jnp.allclose(mine, theirs, rtol=1e-5)
+
+
+def test_plain_jits_peak_is_read_from_an_executable_that_does_not_run() -> None:
+    jitted = jax.jit(code(64).function, donate_argnums=0)
+    compiler = Compiler(jax.devices("cpu")[0], committed=False)
+    plain = PlainJit(compiler, jitted.trace(*block(64)), ALONE)
+    plain.begin()
+    sized = plain.sized()
+    assert plain.is_known() and not plain.is_known(to_run=True)
+    assert plain.sized() is sized
+    compiled = plain.compiled()
+    assert compiled.executable is not sized.executable and compiled.peak_bytes == sized.peak_bytes
+    assert plain.compiled() is compiled and plain.is_known(to_run=True)
+
+
+def test_where_the_user_sets_the_level_of_optimization_sizes_are_those_of_that_level() -> None:
+    own = Compiler(jax.devices("cpu")[0], committed=False, compiler_options={"xla_backend_optimization_level": 3})
+    assert not own.sizes_quickly
+    assert own.sizes([code(64)])[0].temporary_bytes > 0 and len(own) == 1
+    plain = PlainJit(own, jax.jit(code(64).function).trace(*block(64)), ALONE)
+    assert plain.sized() is plain.compiled()
