@@ -432,24 +432,36 @@ def _smallest_plan(fitting: Fitting, goal: Goal) -> CompiledPlan:
         BudgetTooSmall: it does not.
     """
     with fitting.without_workspaces():
-        best = _lowest_compiled(fitting, goal)
+        best = _lowest_sized(fitting, goal)
     if best is None:
         raise fitting.planner.no_verified_plan()
     if best.plan.peak_bytes > goal.limit:
         tried = not _is_share(fitting) and whole_may_help(fitting, best.plan.peak_bytes)
-        whole = fitting.compiled(WHOLE, goal) if tried else None
+        whole = fitting.sized(WHOLE, goal) if tried else None
         if whole is not None and whole.plan.peak_bytes < best.plan.peak_bytes:
             best = whole
-    if best.plan.peak_bytes > goal.limit:
-        raise fitting.too_small(goal.limit, best.plan.peak_bytes, best.plan)
-    if best.plan.whole:
-        return best
-    other = fitting.compiled(fitting.planner.least_choice(fitting.measured), goal)
-    faster = other is not None and other.plan.peak_bytes <= goal.limit and other.plan.step_us < best.plan.step_us
-    return other if other is not None and faster else best
+    if best.plan.peak_bytes <= goal.limit and not best.plan.whole:
+        other = fitting.sized(fitting.planner.least_choice(fitting.measured), goal)
+        if other is not None and other.plan.peak_bytes <= goal.limit and other.plan.step_us < best.plan.step_us:
+            best = other
+    found = _to_run(fitting, best, goal) if best.plan.peak_bytes <= goal.limit else best
+    if found.plan.peak_bytes > goal.limit:
+        raise fitting.too_small(goal.limit, found.plan.peak_bytes, found.plan)
+    return found
 
 
-def _lowest_compiled(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
+def _to_run(fitting: Fitting, sized: CompiledPlan, goal: Goal) -> CompiledPlan:
+    """The plan with its executables."""
+    if sized.executables is not None:
+        return sized
+    assert sized.choice is not None  # the planner has made it
+    found = fitting.compiled(sized.choice, goal)
+    if found is None:
+        raise fitting.planner.no_verified_plan()
+    return found
+
+
+def _lowest_sized(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
     """The plan with the least peak that compiling shows, or the first one that keeps the limit; None if all are refused."""
     best: CompiledPlan | None = None
     seen: set[object] = set()
@@ -458,7 +470,7 @@ def _lowest_compiled(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
         if choice.key in seen or (best is not None and best.plan.peak_bytes <= goal.limit):
             break
         seen.add(choice.key)
-        found = fitting.compiled(choice, goal)
+        found = fitting.sized(choice, goal)
         if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
             best = found
     return best

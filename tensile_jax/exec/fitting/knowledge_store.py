@@ -70,7 +70,7 @@ class _Choice(NamedTuple):
 
 
 class _Workspace(NamedTuple):
-    """A compiled segment: the places it begins and ends at, what it computes again, what it leaves behind, and its workspace."""
+    """A compiled segment: the places it begins and ends at, what it computes again, what it leaves behind, and its sizes."""
 
     begin: int
     end: int
@@ -78,6 +78,7 @@ class _Workspace(NamedTuple):
     wanted: tuple[TensorId, ...]
     nbytes: int
     predicted: float
+    result_bytes: int
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -110,7 +111,8 @@ def load(file: Path) -> Knowledge | None:
     except (OSError, msgspec.MsgspecError):
         return None
     workspaces = {
-        (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted) for w in content.workspaces
+        (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted, w.result_bytes)
+        for w in content.workspaces
     }
     confirmed = tuple(Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices)
     return Knowledge(CompiledSizes(workspaces, content.whole_bytes), confirmed, content.floor_bytes)
@@ -121,7 +123,7 @@ def keep(file: Path, known: Knowledge, floor_bytes: int) -> None:
     content = _Content(
         [_Choice(e.limit, e.peak_bytes, e.choice.boundaries, _residencies(e.choice), e.choice.barriers) for e in known.confirmed],
         [
-            _Workspace(begin, end, tuple(sorted(again)), tuple(sorted(wanted)), found.nbytes, found.predicted)
+            _Workspace(begin, end, tuple(sorted(again)), tuple(sorted(wanted)), *found)
             for (begin, end, again, wanted), found in known.measured.workspaces.items()
         ],
         floor_bytes,

@@ -143,10 +143,10 @@ def revise(model: StepModel, choice: Choice, limit: float, measured: CompiledSiz
 def improved(model: StepModel, choice: Choice, limit: float, measured: CompiledSizes) -> Choice | None:
     """The choice, made faster by changes that stay under the limit; None if the search finds none.
 
-    If loops are opened, changes would make their iterations differ, so a plan is sought anew.
+    If loops are opened, changes would make their iterations differ, so that more segments were compiled.
     """
     if model.has_iterations:
-        return auto(model, limit, measured)
+        return None
     assert choice.layout is not None
     before = schedule_of(model, choice.layout, measured)
     schedule = improve(before, limit, _EVALUATIONS)

@@ -156,13 +156,14 @@ def workspaces_of(schedule: Schedule) -> list[tuple[int, bool]]:
 
 def compared(schedule: Schedule, workspaces: Sequence[int]) -> dict[SegmentKey, Compared]:
     """The workspaces that XLA has reported for the segments of a schedule, beside what was predicted."""
-    profile = schedule.evaluator.profile
-    return {
-        schedule.evaluator.key(
-            schedule.cuts[j], schedule.cuts[j + 1], account.again, schedule.after[j] & ~schedule.at[j]
-        ): Compared(nbytes, predicted_workspace(account, profile))
-        for j, (account, nbytes) in enumerate(zip(schedule.accounts, workspaces, strict=True))
-    }
+    evaluator = schedule.evaluator
+    found: dict[SegmentKey, Compared] = {}
+    for j, (account, nbytes) in enumerate(zip(schedule.accounts, workspaces, strict=True)):
+        wanted = schedule.after[j] & ~schedule.at[j]
+        key = evaluator.key(schedule.cuts[j], schedule.cuts[j + 1], account.again, wanted)
+        predicted = predicted_workspace(account, evaluator.profile)
+        found[key] = Compared(nbytes, predicted, evaluator.condensed.bytes_of(wanted))
+    return found
 
 
 def whole_peak(model: StepModel, measured: CompiledSizes) -> int:

@@ -14,7 +14,7 @@ from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.latest_results import LatestResults
 from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
 from tensile_jax.plan.search.timing import GRID_US
-from tensile_jax.plan.search.workspace import CompiledSizes, SegmentKey, correction, predicted_workspace
+from tensile_jax.plan.search.workspace import CompiledSizes, Correction, SegmentKey, correction, predicted_workspace
 
 _COMPILING = 0.001  # of the step's time: the least cost of a segment, since each is compiled (`make bench-first-call`)
 _SHORT = 200  # nodes that count as one more evaluated segment (`make bench-constants`)
@@ -49,7 +49,7 @@ class Evaluator:
         self._latest: Evaluator | None = None  # the same with what was measured last
         self._found = LatestResults()
         self._at_places: set[tuple[int, int]] = set()
-        self._ratios: dict[tuple[int, int], float] = {}
+        self._corrections: dict[tuple[int, int], Correction] = {}
         self.alias_of = {new: old for old, new in step.aliases.items()}
         self.old_of = {new: old for old, new in step.pairs}
         self.new_of = dict(step.pairs)
@@ -151,7 +151,7 @@ class Evaluator:
         self._latest = new = copy(self)
         new._measured, new._latest, new._found = measured, None, LatestResults()
         new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
-        new._ratios = {}
+        new._corrections = {}
         return new
 
     @property
@@ -194,9 +194,11 @@ class Evaluator:
             known = self._measured.workspaces.get(self.key(a, b, account.again, wanted))
             if known is not None:
                 return known.nbytes, True
-        if places not in self._ratios:
-            self._ratios[places] = correction(*places, self._measured.workspaces, self._measured.prior)
-        return int(predicted * self._ratios[places]) + self._measured.margin, False
+        if places not in self._corrections:
+            self._corrections[places] = correction(*places, self._measured.workspaces, self._measured.prior)
+        ratio, copied = self._corrections[places]
+        copies = copied * self.condensed.bytes_of(wanted) if copied else 0.0
+        return int(predicted * ratio + copies) + self._measured.margin, False
 
 
 def _on_grid(us: float) -> float:

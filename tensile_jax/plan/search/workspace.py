@@ -5,10 +5,12 @@ chooses. `segment_account.py` computes the workspace for two extreme orders, `la
 values, with the weights of the device profile, predicts the workspace:
 
     predicted = late_weight * late + early_weight * early
-    workspace = measured                            if the same segment was compiled
-              = predicted * ratio + margin          otherwise
+    workspace = measured                                                        if the same segment was compiled
+              = predicted * ratio + results * copied + margin                   otherwise
 
-`ratio` corrects a prediction by what compiling has shown (`correction`). `margin` begins at zero, and grows each time compiling
+`ratio` and `copied` correct a prediction by what compiling has shown (`correction`): some segments need several times what was
+predicted. In others, XLA copies results that are expected to take over the memory of inputs, and needs these copies although
+nothing was predicted. `results` is the size of the segment's results. `margin` begins at zero, and grows each time compiling
 shows that a plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
@@ -24,7 +26,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.search.segment_account import SegmentAccount
 
-_MOST_RATIO = 4.0  # a prediction that is wrong by more says nothing of other segments; not tuned
+_MOST_RATIO, _MOST_COPIES = 4.0, 2.0  # a prediction that is wrong by more says nothing of other segments; not tuned
 
 SegmentKey = tuple[int, int, frozenset[TensorId], frozenset[TensorId]]
 """The first place of a segment, the place behind its last, and what it computes again and leaves behind, of significant
@@ -32,10 +34,26 @@ tensors."""
 
 
 class Compared(NamedTuple):
-    """A workspace as XLA reported it, and as it was predicted."""
+    """A workspace as XLA reported it, and as it was predicted; and the size of the segment's results."""
 
     nbytes: int
     predicted: float
+    result_bytes: int = 0
+
+
+class Correction(NamedTuple):
+    """How a prediction is corrected: `predicted * ratio + results * copied`."""
+
+    ratio: float
+    copied: float
+
+
+def _shown(found: Compared) -> Correction:
+    """The correction that makes a prediction right: by the ratio, and by copies as far as the ratio would be above 4."""
+    ratio = found.nbytes / found.predicted if found.predicted > 0 else _MOST_RATIO
+    ratio = min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO)
+    beyond = max(0.0, found.nbytes - ratio * found.predicted)
+    return Correction(ratio, min(beyond / found.result_bytes, _MOST_COPIES) if found.result_bytes else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +75,30 @@ def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:
     return ceil(profile.late_weight * account.late + profile.early_weight * account.early)
 
 
-def correction(begin: int, end: int, measured: Mapping[SegmentKey, Compared], prior: float = 1.0) -> float:
-    """The ratio by which the prediction for the segment of the operators at places `[begin, end)` is to be corrected.
+def correction(begin: int, end: int, measured: Mapping[SegmentKey, Compared], prior: float = 1.0) -> Correction:
+    """How the prediction for the segment of the operators at places `[begin, end)` is corrected.
 
-    Each of its operators takes the ratio of the compiled segment that has the most in common with this segment and contains the
-    operator, or `prior` if there is none. The result is the mean over the operators. A ratio is XLA's size over the predicted
-    size, kept between 1/4 and 4. A ratio below 1 counts less, the more operators the two segments do not share: XLA may need
-    little for a segment, and still all that was predicted for a part of it.
+    Each of its operators takes the correction of the compiled segment that has the most in common with this segment and contains
+    the operator; the ratio is `prior` if there is none. The result is the mean over the operators. A ratio below 1 counts less,
+    the more operators the two segments do not share: XLA may need little for a segment, and still all that was predicted for a
+    part of it.
     """
     near = [
         (min(end, b) - max(begin, a), max(end, b) - min(begin, a), max(begin, a), min(end, b), found)
         for (a, b, _, _), found in measured.items()
-        if min(end, b) > max(begin, a) and found.predicted > 0
+        if min(end, b) > max(begin, a) and (found.predicted > 0 or found.nbytes > 0)
     ]
     near.sort(key=lambda one: -one[0] / one[1])
     covered: list[tuple[int, int]] = []
-    total = 0.0
-    for common, both, first, last, (nbytes, predicted) in near:
+    ratios = copies = 0.0
+    for common, both, first, last, found in near:
         new = _uncovered(first, last, covered)
         if new:
-            ratio = min(max(nbytes / predicted, 1 / _MOST_RATIO), _MOST_RATIO)
-            total += new * (ratio if ratio > 1 else 1 + common / both * (ratio - 1))
+            ratio, copied = _shown(found)
+            ratios += new * (ratio if ratio > 1 else 1 + common / both * (ratio - 1))
+            copies += new * copied
             covered.append((first, last))
-    return (total + prior * _uncovered(begin, end, covered)) / (end - begin)
+    return Correction((ratios + prior * _uncovered(begin, end, covered)) / (end - begin), copies / (end - begin))
 
 
 def _uncovered(begin: int, end: int, covered: Sequence[tuple[int, int]]) -> int:

@@ -15,7 +15,7 @@ from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import least
 from tensile_jax.plan.search.segment_account import SegmentAccount
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Compared, SegmentKey, correction, predicted_workspace
+from tensile_jax.plan.search.workspace import Compared, Correction, SegmentKey, correction, predicted_workspace
 from tests.builders import PROFILE, training_graph
 
 NOTHING = frozenset[TensorId]()
@@ -44,26 +44,45 @@ def shown(*segments: tuple[int, int, int]) -> dict[SegmentKey, Compared]:
 
 def test_a_part_of_a_segment_that_needs_more_than_predicted_takes_its_whole_ratio() -> None:
     sizes = shown((0, 10, 200), (10, 20, 300))
-    assert correction(0, 10, sizes) == 2.0
-    assert correction(12, 17, sizes) == 3.0
-    assert correction(5, 15, sizes) == 2.5
-    assert correction(0, 10, shown((0, 10, 10**6))) == 4.0
+    assert correction(0, 10, sizes).ratio == 2.0
+    assert correction(12, 17, sizes).ratio == 3.0
+    assert correction(5, 15, sizes).ratio == 2.5
+    assert correction(0, 10, shown((0, 10, 10**6))).ratio == 4.0
 
 
 def test_a_segment_that_needs_less_says_less_of_its_parts() -> None:
-    assert correction(0, 10, shown((0, 10, 50))) == 0.5
-    assert correction(0, 5, shown((0, 10, 50))) == 0.75
+    assert correction(0, 10, shown((0, 10, 50))).ratio == 0.5
+    assert correction(0, 5, shown((0, 10, 50))).ratio == 0.75
 
 
 def test_each_operator_takes_the_ratio_of_the_segment_that_has_the_most_in_common() -> None:
-    assert correction(0, 10, shown((0, 12, 300), (0, 100, 200))) == 3.0
-    assert correction(0, 20, shown((0, 10, 300), (0, 100, 200))) == 2.5
+    assert correction(0, 10, shown((0, 12, 300), (0, 100, 200))).ratio == 3.0
+    assert correction(0, 20, shown((0, 10, 300), (0, 100, 200))).ratio == 2.5
 
 
 def test_operators_of_no_compiled_segment_take_the_prior() -> None:
-    assert correction(20, 30, shown((0, 10, 200))) == 1.0
-    assert correction(20, 30, shown((0, 10, 200)), 1.5) == 1.5
-    assert correction(5, 15, shown((0, 10, 200)), 1.5) == 1.75
+    assert correction(20, 30, shown((0, 10, 200))).ratio == 1.0
+    assert correction(20, 30, shown((0, 10, 200)), 1.5).ratio == 1.5
+    assert correction(5, 15, shown((0, 10, 200)), 1.5).ratio == 1.75
+
+
+def test_what_no_ratio_explains_is_taken_for_copies_of_results() -> None:
+    sizes = {(0, 10, NOTHING, NOTHING): Compared(600, 0.0, 1000), (10, 20, NOTHING, NOTHING): Compared(500, 100.0, 200)}
+    assert correction(0, 10, sizes).copied == 0.6
+    assert correction(2, 5, sizes).copied == 0.6  # a part copies its own results in the same proportion
+    assert correction(10, 20, sizes) == Correction(4.0, 0.5)
+    assert correction(20, 30, sizes) == Correction(1.0, 0.0)
+
+
+def test_copies_that_were_seen_are_expected_of_parts_of_the_segment() -> None:
+    schedule = least(some_step(), CompiledSizes())
+    j = max(range(schedule.count), key=lambda j: schedule.after[j] & ~schedule.at[j])
+    begin, end = (schedule.evaluator.places[schedule.cuts[i]] for i in (j, j + 1))
+    predicted, results = workspace(schedule, CompiledSizes(), j)[0], schedule.after[j] & ~schedule.at[j]
+    around = {(begin - 1, end + 1, NOTHING, NOTHING): Compared(5000, 0.0, 10_000)}
+    copies = 0.5 * schedule.evaluator.condensed.bytes_of(results)
+    assert copies > 0
+    assert workspace(schedule, CompiledSizes(around), j) == (int(4 * predicted + copies), False)
 
 
 @given(
@@ -76,7 +95,7 @@ def test_a_correction_lies_between_those_that_it_is_made_of(
     segments: list[tuple[int, int, int]], begin: int, length: int, prior: float
 ) -> None:
     sizes = shown(*((a, a + n, nbytes) for a, n, nbytes in segments))
-    found = correction(begin, begin + length, sizes, prior)
+    found = correction(begin, begin + length, sizes, prior).ratio
     ratios = [min(max(one.nbytes / one.predicted, 0.25), 4.0) for one in sizes.values()]
     assert min([prior, *ratios]) - 1e-9 <= found <= max([prior, 1.0, *ratios]) + 1e-9
 
