@@ -4,9 +4,10 @@ The executor carries out the instructions in their order. It makes decisions onl
 
     - A tensor is still on the host when a segment needs it on the device. The executor then copies it in. Such a copy is a
       passive swap-in, and is counted. The arguments of an iteration are always checked for this fault. The inputs of segments are
-      checked in watched iterations (the first three, then every fiftieth). They are also checked after a failed launch, in the
-      rest of that iteration. In any other iteration, the launch of the segment fails. The paper's executor checks before every
-      operator. Here the checker has replayed the plan, so every input is on the device unless this package has a mistake.
+      checked beforehand only in watched iterations (the first three, then every fiftieth). In other iterations, a launch with a
+      missing input fails. The executor then copies the input in, launches again, and checks inputs for the rest of that
+      iteration. The paper's executor checks before every operator. Here the checker has replayed the plan, so every input is on
+      the device unless this package has a mistake.
     - The device is out of memory. The executor copies to the host everything that the segment does not read, apart from constants
       and arguments that were not donated. It launches the segment again, and the iteration continues. It sets
       `needs_lower_budget`, and its caller plans again for less memory. These copies may exceed the budget of host memory, since

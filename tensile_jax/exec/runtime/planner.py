@@ -12,9 +12,9 @@ The paper calls it the Memory Scheduler. It does five things:
 
 `plan/multi_job` has the rules for these choices.
 
-A new job is first planned for the memory that is left while every other job holds what it holds between iterations. If there is
-no such plan, the new job is planned for the whole budget. The jobs are then parked (their state is copied to the host) and
-unparked in turns.
+A new job is first planned for the budget, minus the bytes that all other jobs hold between their iterations. If there is no such
+plan, the new job is planned for the whole budget. The jobs are then parked (their state is copied to the host) and unparked in
+turns.
 
 Tracing runs the user's step, which may hang. So each step is traced in a thread of its own, and the planner's thread never runs
 user code.

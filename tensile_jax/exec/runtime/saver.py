@@ -1,8 +1,8 @@
 """Writes the jobs' checkpoints, and fetches their last states for the user. Two threads do this, so two jobs are saved at a time.
 
-A job's `Lifecycle.saves` lists what is to be saved. One job's saves are made one after another, in the order of that list. The
-order matters: writing the checkpoint of a step removes the checkpoints of later steps. These are left from before the job was
-resumed, and the job makes them again.
+A job's `Lifecycle.saves` lists what is to be saved. One job's saves are made one after another, in the order of that list. A job
+that resumes at an earlier step leaves checkpoints of later steps behind. When it writes a checkpoint, the checkpoints of all
+later steps are removed, since the job will make them again. Out of order, a save would remove a new checkpoint.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -1,12 +1,12 @@
 """Defines when swapped tensors are absent from the device, and counts the bytes stored at each boundary without swaps.
 
 Time is counted in places, the positions of operators in their order of execution; boundary b lies before the operator at place b.
-A tensor is stored from its beginning to its end, except during its *absences*:
+A tensor is stored from its beginning to its end. A swap makes it *absent* in between: from the end of its copy to the host until
+the start of its copy back. Without swaps, this is stored at boundary b (the footprint of TENSILE, equation 1):
 
     stored(b) = sum of nbytes over the tensors with begin < b <= end
 
-`stored(b)` is the footprint of TENSILE, equation 1, without swaps. A state tensor and its update count once if the update takes
-over the memory of the old state.
+A state tensor and its update count once if the update takes over the memory of the old state.
 
 Sizes in bytes.
 """

@@ -4,7 +4,7 @@ boundary: the `resident_bytes` and the `host_peak_bytes` that a plan states.
 The module counts the bytes from the plan's instructions (`instructions.py`), so the count does not depend on what the policy
 expected. When an iteration begins, the device holds
 
-    held = inputs and constants of the step, except those whose first copy is a swap-in
+    held = inputs and constants of the step, except those that are in host memory then (their first copy is a swap-in)
 
 and each instruction adds what it brings there, and removes what it frees (`change_of`). While segment i runs, the device holds
 

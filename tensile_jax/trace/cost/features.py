@@ -1,8 +1,9 @@
 """Describes a heavy equation by numbers, from which its latency is predicted (TENSILE section IV-A: "input information").
 
-The numbers are logarithms: of the sizes of all operands and results, of the operations and bytes, and of the parameters of a
-product or a convolution. The order of these parameters does not depend on the layout of the operands. All equations of one
-primitive have equally many numbers.
+Heavy equations are matrix products, convolutions and others that XLA does not fuse into their neighbours. The numbers are
+logarithms: of the sizes of all operands and results, of the operations and bytes, and of what describes a product (batch, rows,
+columns, inner size) or a convolution (its window and channels). The order of these numbers does not depend on the layout of the
+operands. All equations of one primitive have equally many numbers.
 """
 
 import math
