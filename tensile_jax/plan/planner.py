@@ -400,6 +400,13 @@ class Planner:
         plan = None if better is None else self.plan_of(better, goal, measured)
         return None if better is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, better)
 
+    def adapt(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
+        """The plan of a choice for the same operators on other shapes, changed to fit this step; None if that is impossible."""
+        if choice.layout is None or self.policy_name != "auto" or not self.is_possible(choice):
+            return None
+        fitting = self.revise(choice, goal, measured)
+        return None if fitting is None else self.improve(fitting.choice, goal, measured) or fitting
+
     def _choices(self, limit: float, measured: CompiledSizes) -> Iterator[Choice]:
         """The policy's choice, then others in case its plan is refused.
 

@@ -5,6 +5,7 @@
 Planning and compiling show sizes and peaks of a step. They are kept in the step's `Knowledge` (`knowledge.py`).
 """
 
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -106,6 +107,19 @@ class Step:
         asked = options.policy, options.max_slowdown, options.agreed_swaps, self.in_one_program, options.state_memory
         where = options.profile, self.planner.model.host_limit, self.compiler.kind
         return self.graph.fingerprint, asked, where, tuple((o, body.nbytes, body.us) for o, body in self.bodies.items())
+
+    @property
+    def structure(self) -> object:
+        """What is equal for two steps with the same operators, on whatever shapes, and the same options."""
+
+        def digest() -> str:
+            operators = [(op.primitive, op.inputs, op.outputs) for op in self.graph.operators]
+            return hashlib.sha256(
+                repr((operators, self.graph.inputs, self.graph.outputs, self.graph.carried)).encode()
+            ).hexdigest()
+
+        options = self.options
+        return self.once("structure", digest), options.policy, self.in_one_program, options.state_memory, options.profile.name
 
     @property
     def compiles_for_profile(self) -> bool:

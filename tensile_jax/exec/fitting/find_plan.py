@@ -24,7 +24,7 @@ from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.compiler import memory_of
 from tensile_jax.exec.compiling.step import CompiledPlan, Step, package_version
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.exec.fitting.knowledge import Knowledge
+from tensile_jax.exec.fitting.knowledge import Knowledge, Precedent
 from tensile_jax.exec.fitting.knowledge_store import STORE, keep, kept_file, load
 from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
 from tensile_jax.ir import TensorId
@@ -146,6 +146,11 @@ def _confirm(kind: Hashable, limit: float, found: CompiledPlan) -> Knowledge:
     """Store the choice of a plan that keeps a budget."""
     choice = found.choice
     assert choice is not None  # the planner has made it
+    step = found.step
+    if found.executables is not None and not found.plan.whole and not step.bodies and limit < float("inf"):
+        model, sizes = step.planner.model, STORE.known(kind).measured
+        share, slowdown = limit / max(step.planner.whole_peak_bytes(sizes), 1), found.plan.step_us / model.whole_us
+        STORE.set_precedent(step.origin.structure, step.structure, Precedent(share, slowdown, choice))
     return STORE.learn(kind, lambda known: known.with_confirmed(limit, found.plan.peak_bytes, choice))
 
 
@@ -322,7 +327,10 @@ def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
     if _is_refused_at_once(fitting, goal.limit):
         raise fitting.too_small(goal.limit, fitting.floor_bytes(), None)
     if not _exceeded_at_ends(fitting, goal.limit):
-        found = _within(fitting, goal, _MOST_ATTEMPTS)
+        precedent = STORE.precedent(fitting.step.structure)
+        adapted = None if precedent is None else fitting.adapted(precedent, goal)
+        found = None if adapted is None else _within(fitting, goal, _MORE_ATTEMPTS, adapted)
+        found = found or _within(fitting, goal, _MOST_ATTEMPTS)
     found = found or _smallest_plan(fitting, goal)
     predicted = None if found.plan.whole or fitting.options.policy != "auto" else untried_whole_bytes(fitting)
     if predicted is not None and predicted * _shown_ratio(fitting) <= goal.limit:

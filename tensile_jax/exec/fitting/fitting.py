@@ -21,7 +21,7 @@ from tensile_jax.exec.compiling.program_code import program_code
 from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.compiling.step import CompiledPlan, DrivenBody, Spent, Step
 from tensile_jax.exec.compiling.whole_executable import whole_executable
-from tensile_jax.exec.fitting.knowledge import Knowledge
+from tensile_jax.exec.fitting.knowledge import Knowledge, Precedent
 from tensile_jax.exec.fitting.knowledge_store import STORE
 from tensile_jax.exec.processes.orders import CompilePrograms, CompileSegments
 from tensile_jax.exec.running.driven_loop import driven_segment
@@ -34,6 +34,9 @@ from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
 _MARGIN = 0.01
 """Of the limit: kept free for what predictions miss, doubled at first and raised with every attempt. A larger margin gives memory
 away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
+_ADAPTED, _SAME_SHARE = 1.03, 1.05
+"""A plan of other shapes is adapted if the slowdown and the share of plain jit's peak differ by no more. More saves more searches
+and may give slower plans (not tuned)."""
 _NOT_JOINED = (
     "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
     "there is a copy at every boundary."
@@ -159,6 +162,23 @@ class Fitting:
     def improved(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
         return self._timed(lambda: self.planner.improve(choice, goal, self.with_margin(goal, attempt)))
+
+    def adapted(self, precedent: Precedent, goal: Goal) -> Planned | None:
+        """The plan of an equal step on other shapes, changed to fit this one; None if it does not, or would be much slower."""
+
+        def plan() -> Planned | None:
+            if not self.resembles(precedent, goal):
+                return None
+            found = self.planner.adapt(precedent.choice, goal, self.with_margin(goal))
+            most_us = _ADAPTED * precedent.slowdown * self.planner.model.whole_us
+            return None if found is None or found.plan.step_us > most_us else found
+
+        return self._timed(plan)
+
+    def resembles(self, precedent: Precedent, goal: Goal) -> bool:
+        """Whether the limit is nearly the same share of plain jit's peak."""
+        share = goal.limit / max(self.planner.whole_peak_bytes(self.measured), 1)
+        return precedent.share / _SAME_SHARE <= share <= precedent.share * _SAME_SHARE
 
     def bound_us(self) -> float:
         """A lower bound, in microseconds, of the time of any plan under the budget; the time of the whole step, if that fits."""

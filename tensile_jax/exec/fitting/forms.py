@@ -152,6 +152,8 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
         found := _confirmed([base, *others()], limit)
     ):
         return found
+    if found := _as_before([base, *others()] if STORE.form_of(step.structure) else [], step):
+        return found
     best, best_us = base, base.quick_us(float("inf"))
     if _OTHER_FORM_TIME * best_us <= whole_us:
         return base  # no form computes less than the whole step
@@ -185,6 +187,13 @@ def _confirmed(forms: Iterable[Fitting], limit: float) -> Fitting | None:
         return None
     entry, form = min(found, key=lambda one: one[0].limit)
     return form if entry.peak_bytes <= limit else None
+
+
+def _as_before(forms: Iterable[Fitting], step: Step) -> Fitting | None:
+    """The form in which the step was planned on other shapes under nearly the same share of plain jit's peak."""
+    structure = STORE.form_of(step.structure)
+    precedent = STORE.precedent(structure)
+    return next((f for f in forms if f.step.structure == structure and precedent and f.resembles(precedent, f.goal())), None)
 
 
 def bound_us(step: Step, budget: Budget | None) -> float:

@@ -27,6 +27,20 @@ class Entry(NamedTuple):
     choice: Choice
 
 
+class Precedent(NamedTuple):
+    """The plan of a step with the same operators on other shapes.
+
+    Attributes:
+        share: its limit over plain jit's peak.
+        slowdown: the predicted time of a step over that of the step as one executable.
+        choice: what the planner chose.
+    """
+
+    share: float
+    slowdown: float
+    choice: Choice
+
+
 @dataclass(frozen=True, slots=True)
 class Knowledge:
     """What is known of one kind of step.

@@ -21,7 +21,7 @@ import jax
 import msgspec
 
 from tensile_jax.atomic_file import write_whole
-from tensile_jax.exec.fitting.knowledge import Entry, Knowledge
+from tensile_jax.exec.fitting.knowledge import Entry, Knowledge, Precedent
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice, CompiledSizes
 from tensile_jax.plan.result.layout import Layout, Residency
@@ -37,6 +37,8 @@ class KnowledgeStore:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Knowledge] = {}
+        self._forms: dict[Hashable, Hashable] = {}
+        self._precedents: dict[Hashable, Precedent] = {}
         self._changing = threading.Lock()
 
     def known(self, kind: Hashable) -> Knowledge:
@@ -49,10 +51,26 @@ class KnowledgeStore:
             self._known[kind] = found = learned(self.known(kind))
         return found
 
+    def precedent(self, structure: Hashable) -> Precedent | None:
+        """The latest plan of a step with these operators, on whatever shapes; None if there is none."""
+        return self._precedents.get(structure)
+
+    def form_of(self, structure: Hashable) -> Hashable:
+        """The structure of the form for which a step with these operators has its latest plan; None if it has no plan."""
+        return self._forms.get(structure)
+
+    def set_precedent(self, origin: Hashable, form: Hashable, precedent: Precedent) -> None:
+        """Store the plan of a form of a step, by the structures of the step and of the form."""
+        with self._changing:
+            self._forms[origin] = form
+            self._precedents[form] = precedent
+
     def forget(self) -> None:
         """Forget everything that this process knows. Files stay."""
         with self._changing:
             self._known.clear()
+            self._forms.clear()
+            self._precedents.clear()
 
 
 STORE = KnowledgeStore()

@@ -1,0 +1,93 @@
+"""A step that was planned on some shapes is planned quickly on others."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.plan import Planner
+from tests.builders import fresh
+
+
+def step(weights: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def loss(weights: list[jax.Array]) -> jax.Array:
+        h = x
+        for w in weights:
+            h = h + jnp.tanh(jax.nn.gelu(h @ w))
+        return jnp.mean(h**2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
+
+
+WEIGHTS = [0.05 * jax.random.normal(key, (64, 64)) for key in jax.random.split(jax.random.key(0), 6)]
+
+
+def rows(n: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (n, 64))
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each search for a plan, and each plan that is adapted, from now on."""
+    happened: list[str] = []
+    plan, adapt = Planner.plan, Planner.adapt
+
+    def searched(self: Planner, *args: Any) -> Any:
+        happened.append("searched")
+        return plan(self, *args)
+
+    def adapted(self: Planner, *args: Any) -> Any:
+        happened.append("adapted")
+        return adapt(self, *args)
+
+    monkeypatch.setattr(Planner, "plan", searched)
+    monkeypatch.setattr(Planner, "adapt", adapted)
+    return happened
+
+
+def check(function: tensile.PlannedFunction, n: int) -> float:
+    """A step on n rows gives what plain jit gives, within the budget. Its predicted microseconds."""
+    expected = jax.jit(step)(WEIGHTS, rows(n))
+    new, loss = function(fresh(WEIGHTS), rows(n))
+    np.testing.assert_allclose(loss, expected[1], rtol=1e-5)
+    for mine, theirs in zip(new, expected[0], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    plan = function.plan(fresh(WEIGHTS), rows(n))
+    assert not plan.whole and plan.budget_bytes is not None and plan.peak_bytes <= plan.budget_bytes
+    assert function.report().peak_bytes <= plan.budget_bytes
+    return plan.step_us
+
+
+def test_other_shapes_need_no_search(searches: list[str]) -> None:
+    function = tensile.jit(step, budget="60%", donate_argnums=0)
+    large_us = check(function, 8192)
+    assert "searched" in searches and "adapted" not in searches
+    searches.clear()
+    assert check(function, 6144) < large_us
+    assert searches == ["adapted"]
+
+
+def test_another_function_with_the_same_operators_needs_none_either(searches: list[str]) -> None:
+    check(tensile.jit(step, budget="60%", donate_argnums=0), 8192)
+    searches.clear()
+    check(tensile.jit(step, budget="60%", donate_argnums=0), 5120)
+    assert searches == ["adapted"]
+
+
+def test_under_another_share_the_plan_is_sought(searches: list[str]) -> None:
+    check(tensile.jit(step, budget="60%", donate_argnums=0), 8192)
+    searches.clear()
+    check(tensile.jit(step, budget="80%", donate_argnums=0), 6144)
+    assert "searched" in searches and "adapted" not in searches
+
+
+def test_other_operators_have_a_plan_of_their_own(searches: list[str]) -> None:
+    check(tensile.jit(step, budget="60%", donate_argnums=0), 8192)
+    searches.clear()
+    shallow = tensile.jit(lambda weights, x: step(weights[:5], x), budget="60%", donate_argnums=0)
+    shallow(fresh(WEIGHTS), rows(6144))
+    assert "searched" in searches and "adapted" not in searches
