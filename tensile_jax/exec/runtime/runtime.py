@@ -43,10 +43,10 @@ from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
+from tensile_jax.exec.child_process.isolated_actor import IsolatedActor
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.controller.messages import BudgetRequested
 from tensile_jax.exec.controller.state import JobId, State, Wish
-from tensile_jax.exec.process.isolated_actor import IsolatedActor
 from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
