@@ -34,14 +34,13 @@ from rich.table import Table
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile
+from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile, PolicyName
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.search.choice import step_us, whole_peak
 from tensile_jax.plan.search.search import Start
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.time_bound import least_step_us
-from tensile_jax.plan_format import PolicyName
 from tensile_jax.trace import trace_step
 from tests.plan.small_steps import small_step
 

@@ -58,7 +58,7 @@ from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_incomplete_job, refuse_unfit_state
 from tensile_jax.exec.transfer import Transfer, placed_like, places_on_host
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName
 from tensile_jax.runtime_records import JobEvent, Record, Status
 from tensile_jax.units import format_bytes
 

@@ -1,8 +1,10 @@
 """Lists the policies by name. Also finds the smallest limit under which a policy has a plan: its least peak.
 
-A new policy is added to `POLICIES` here, and its name to `PolicyName` in `plan_format.py`."""
+This is the only list. A new policy is added here, to `PolicyName` and `POLICIES`, and nowhere else.
+"""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from tensile_jax.plan.policies.auto import auto
 from tensile_jax.plan.policies.auto import lowest as lowest_of_auto
@@ -14,8 +16,8 @@ from tensile_jax.plan.policies.vdnn import vdnn
 from tensile_jax.plan.search.choice import LEAST, Choice, Policy, peak_of
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
-from tensile_jax.plan_format import PolicyName
 
+PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
 POLICIES: Mapping[PolicyName, Policy] = {
     "auto": auto,
     "tensile": tensile,
@@ -24,6 +26,18 @@ POLICIES: Mapping[PolicyName, Policy] = {
     "checkpoint": checkpoint,
     "none": none,
 }
+
+
+def known_policy(name: object) -> PolicyName:
+    """The name, if a policy has it.
+
+    Raises:
+        ValueError: no policy has this name.
+    """
+    for known in POLICIES:
+        if known == name:
+            return known
+    raise ValueError(f"policy={name!r} is not known. Known: {', '.join(sorted(POLICIES))}.")
 
 
 def lowest(model: StepModel, measured: CompiledSizes, policy: Policy) -> Choice:
