@@ -125,6 +125,8 @@ class PlannedStep:
         self.place = _placer_of(self.traced, self.runner.compiled)
         self.unwatched = None
         self.paces_us.clear()
+        if self.followed is not None:
+            self.followed.restart()
 
 
 class PlannedCalls:
