@@ -434,8 +434,8 @@ class Runtime:
                 self._dispatcher.call(lambda: self._planner.explain_wait(job))
             case messages.UsePlan(plan, steps):
                 self._planner.use_plan(job, plan, steps)
-            case messages.FollowPlan(segment_us):
-                self._planner.follow(job, segment_us)
+            case messages.PlanAgain(tracked, reason):
+                self._planner.renew_drifted(job, tracked, reason)
             case messages.DropPlan(plan):
                 self._planner.drop_plan(job, plan)
             case messages.ShareState():
