@@ -1,4 +1,4 @@
-"""Lists the policies by name. Also finds the smallest limit under which a policy has a plan: its least peak.
+"""Lists the policies by name. Also finds the choice of a policy with the least peak.
 
 This is the only list. A new policy is added here, to `PolicyName` and `POLICIES`, and nowhere else.
 """
@@ -13,7 +13,7 @@ from tensile_jax.plan.policies.checkpoint_blocks import checkpoint
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.policies.vdnn import vdnn
-from tensile_jax.plan.search.choice import LEAST, Choice, Policy, peak_of
+from tensile_jax.plan.search.choice import LEAST, Choice, Policy
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
 
@@ -45,8 +45,3 @@ def lowest(model: StepModel, measured: CompiledSizes, policy: Policy) -> Choice:
     choice = lowest_of_auto(model, measured) if policy is auto else policy(model, LEAST, measured)
     assert choice is not None  # every policy has a choice for the limit `LEAST`
     return choice
-
-
-def floor_bytes(model: StepModel, measured: CompiledSizes, policy: Policy) -> int:
-    """The smallest limit for which the policy has a plan, in bytes (`Planner.floor_bytes` keeps the choice as well)."""
-    return peak_of(model, lowest(model, measured, policy), measured)
