@@ -34,14 +34,13 @@ from rich.table import Table
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.installed_models import MODELS
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile
+from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile, PolicyName
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor_bytes
-from tensile_jax.plan.search.choice import step_us, whole_peak
+from tensile_jax.plan.policies.registry import lowest
+from tensile_jax.plan.search.choice import peak_of, step_us, whole_peak
 from tensile_jax.plan.search.search import Start
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.time_bound import least_step_us
-from tensile_jax.plan_format import PolicyName
 from tensile_jax.trace import trace_step
 from tests.plan.small_steps import small_step
 
@@ -146,7 +145,8 @@ def _limits(seed: int, policy: PolicyName) -> tuple[int, ...]:
     """Those at which the small step is planned; they are the same for every value of a constant."""
     graph, profile = small_step(seed, most=10)
     step = StepModel(order(graph), profile, state_may_stay_out=True)
-    least, most = floor_bytes(step, CompiledSizes(), POLICIES[policy]), whole_peak(step, CompiledSizes())
+    nothing = CompiledSizes()
+    least, most = peak_of(step, lowest(step, nothing, POLICIES[policy]), nothing), whole_peak(step, nothing)
     return tuple(sorted({int(least + part * (most - least)) for part in _PARTS}))
 
 
@@ -159,7 +159,7 @@ def _plan_all(kind: Kind) -> Planned:
     def plan(case: str, graph: Graph, profile: DeviceProfile, state: State, limits: Sequence[float]) -> None:
         step = StepModel(order(graph), profile, state_may_stay_out=state == "any")
         if kind != "bound":
-            least[case] = floor_bytes(step, nothing, POLICIES[kind])
+            least[case] = peak_of(step, lowest(step, nothing, POLICIES[kind]), nothing)
         for limit in limits:
             if kind == "bound":
                 found = least_step_us(step.liveness, step.fusion, step.costs, limit, state_may_stay_out=state == "any")

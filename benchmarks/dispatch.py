@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tensile_jax as tensile
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName
 
 _RESULTS = Path(__file__).parent / "results" / "dispatch.json"
 _JOBS = (1, 2, 4, 8)

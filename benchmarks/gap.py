@@ -20,8 +20,8 @@ import click
 import numpy as np
 
 from tensile_jax.plan import POLICIES, CompiledSizes
-from tensile_jax.plan.policies.registry import floor_bytes
-from tensile_jax.plan.search.choice import step_us
+from tensile_jax.plan.policies.registry import lowest
+from tensile_jax.plan.search.choice import peak_of, step_us
 from tests.plan.oracle import Oracle
 from tests.plan.small_steps import small_step
 
@@ -53,7 +53,7 @@ def compare(seed: int, *, most: int, state_memory: Literal["device", "any"] = "d
     oracle = Oracle(graph, profile, state_memory=state_memory)
     step, nothing, auto = oracle.step, CompiledSizes(), POLICIES["auto"]
     floor = oracle.least_peak()
-    auto_floor = floor_bytes(step, nothing, auto)
+    auto_floor = peak_of(step, lowest(step, nothing, auto), nothing)
     limits = {int(floor + part * (oracle.whole_peak - floor)) for part in PARTS} | {auto_floor}
     steps: list[tuple[int, float, float | None]] = []
     for limit in sorted(limits):

@@ -30,7 +30,7 @@ import jax
 import tensile_jax as tensile
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.installed_models import MODELS, Model
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName
 from tensile_jax.runtime_records import JobEvent
 
 _PLAIN_S = 3.0  # how long each measurement of plain jit takes at least

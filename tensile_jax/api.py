@@ -15,8 +15,8 @@ from tensile_jax.exec.call.report import Report
 from tensile_jax.exec.compiling.step import Progress
 from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
 from tensile_jax.exec.fitting.forms import bound_us, compare_forms
-from tensile_jax.plan import Comparison
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan import Comparison, PolicyName
+from tensile_jax.plan_format import Plan
 
 __all__ = ["PlannedFunction", "Report", "jit"]
 

@@ -21,11 +21,13 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.running.instructions import Launch
 from tensile_jax.exec.running.runner import Runner
 from tensile_jax.ir import Carried, Graph, Kind, Operator, OperatorId, Role, Tensor, TensorId
-from tensile_jax.plan import DeviceProfile
+from tensile_jax.plan import CompiledSizes, DeviceProfile
 from tensile_jax.plan.analysis.absence import Absences
 from tensile_jax.plan.analysis.retention import Retention
+from tensile_jax.plan.policies.registry import lowest
 from tensile_jax.plan.result.build import build_plan, empty_plan
 from tensile_jax.plan.result.layout import layout_of
+from tensile_jax.plan.search.choice import Policy, peak_of
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 
@@ -195,6 +197,11 @@ def header_for(graph: Graph, *, state_memory: str = "device") -> Plan:
     """A plan without segments and events, which `build_plan` takes as its header."""
     out = "any" if state_memory == "any" else "device"
     return dataclasses.replace(empty_plan(graph), device_profile="paper", state_memory=out)
+
+
+def floor_bytes(model: StepModel, measured: CompiledSizes, policy: Policy) -> int:
+    """The smallest limit for which the policy has a plan, in bytes."""
+    return peak_of(model, lowest(model, measured, policy), measured)
 
 
 def plan_by_hand(

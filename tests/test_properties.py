@@ -17,13 +17,12 @@ import tensile_jax as tensile
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import POLICIES, Choice, CompiledSizes
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import joined, programs_of
 from tensile_jax.plan.search.choice import LEAST, predicted_plan, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Event, Plan
-from tests.builders import PROFILE, device_bytes, fresh, graph_of, header_for, measure_launches, numbers, slow_but
+from tests.builders import PROFILE, device_bytes, floor_bytes, fresh, graph_of, header_for, measure_launches, numbers, slow_but
 
 PLANS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

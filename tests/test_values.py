@@ -20,7 +20,7 @@ MAY_ASSIGN = {
     "cli/commands/show.py": {"table.caption"},
     "cli/formatting.py": {"console.width"},
     "cli/program.py": {"_END.code", "warnings.formatwarning"},
-    "exec/process/carried_exception.py": {"error.args"},
+    "exec/child_process/carried_exception.py": {"error.args"},
     "exec/runtime/runtime.py": {"self._ending.atexit"},
     "nnx/function.py": {"self._flax.jitted_fn"},
     "plan/analysis/minimum_cut.py": {"residual.data"},
@@ -31,7 +31,7 @@ MAY_CHANGE = {
     "atomic_file.py": {"_unfinished"},  # files to remove, whatever ends the process
     "device_profiles/calibrations.py": {"_models", "_only_here"},  # files that could not be written last as long as the process
     "exec/checkpoint/folder_lock.py": {"_held"},  # locks that a forked process must let go
-    "exec/process/payload.py": {"importing_main"},  # the main module is one for the process
+    "exec/child_process/payload.py": {"importing_main"},  # the main module is one for the process
     "exec/runtime/lane.py": {"_lanes"},  # threads to end, whatever ends the process
     "exec/compiling/compiler.py": {"_before", "_lowering"},  # JAX's settings are those of the process
 }

@@ -18,8 +18,8 @@ from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.forms import fastest_form
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import CompiledSizes
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan import CompiledSizes, PolicyName
+from tensile_jax.plan_format import Plan
 
 _MOST_EOR = 1.6
 

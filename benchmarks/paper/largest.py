@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.paper.steps import ModelStep, model_step
 from tensile_jax.cli.run.max_batch import largest as largest_number
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName
 
 MEMORY = {
     "h200": {"bert": 8 * 10**9, "resnet50": 8 * 10**9},

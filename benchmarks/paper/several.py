@@ -20,7 +20,7 @@ import jax
 import tensile_jax as tensile
 from benchmarks.jobs_case import Alone, Together, build, compare, together
 from benchmarks.paper.metrics import metrics
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName
 
 _PLAIN_S = 0.5
 AT_THEIR_LEAST: tuple[PolicyName, ...] = ("tensile", "vdnn", "checkpoint")

@@ -37,6 +37,7 @@ from tensile_jax.exec.running.instructions import (
     instructions_of,
 )
 from tensile_jax.ir import TensorId
+from tensile_jax.plan import PolicyName
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.multi_job.joint_plan import PlannableJob, offload_states, plan_jobs, smallest_budget
@@ -44,7 +45,7 @@ from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan.planner import Goal, Planned, Planner
 from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan_format import Plan
 
 _STEPS = 20  # iterations of the slowest job; the others do as many as plain jit does in the same time
 REPETITIONS = 3

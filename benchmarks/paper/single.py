@@ -12,11 +12,11 @@ import time
 from typing import Any
 
 from benchmarks.paper.steps import NOTHING, Figures, ModelStep, figures_of, model_step
+from tensile_jax.plan import PolicyName
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.planner import Goal, Planned, Planner
 from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
 from tensile_jax.plan.update import Copied, Tracked, choose_again, corrections_from
-from tensile_jax.plan_format import PolicyName
 
 EOR_LOW, EOR_HIGH = 1.10, 1.60
 """The least peak is looked for at which `auto` takes at most so many times plain jit's time."""

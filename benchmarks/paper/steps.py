@@ -17,9 +17,9 @@ from tensile_jax.exec.compiling.step import Options, Step, step_of
 from tensile_jax.exec.fitting.find_plan import begin_to_predict
 from tensile_jax.exec.fitting.forms import always_rewritten, fastest_form
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import CompiledSizes
+from tensile_jax.plan import CompiledSizes, PolicyName
 from tensile_jax.plan.planner import Goal, Planner
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan_format import Plan
 from tensile_jax.trace import trace_step
 
 DEVICES = {"h200": "h200", "rtx_a6000": str(Path(__file__).with_name("rtx_a6000.toml"))}

@@ -46,7 +46,6 @@ from tensile_jax.cli.errors import did_you_mean
 from tensile_jax.cli.toml_lines import KeyPath, find_lines
 from tensile_jax.errors import BudgetError, JobsFileError
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan_format import PolicyName
 
 # -- what a file that was read says -------------------------------------------------------------------------------------------
 
@@ -102,7 +101,7 @@ class JobEntry:
     renew_above: float | None = None
     checkpoint_every: int | None = None
     isolation: Literal["thread", "process"] = "thread"
-    policy: PolicyName = "auto"
+    policy: str = "auto"
     devices: int = 1
 
 
@@ -168,7 +167,7 @@ class _DefaultKeys(msgspec.Struct, forbid_unknown_fields=True):
     renew_above: Annotated[float, _meta("a number above 0", "0.3", gt=0, le=_FINITE)] | None = None
     checkpoint_every: Annotated[int, _count("50")] | None = None
     isolation: Annotated[Literal["thread", "process"] | None, _meta('"thread" or "process"', '"process"')] = None
-    policy: Annotated[PolicyName | None, _meta(f"one of: {', '.join(get_args(PolicyName))}", '"auto"')] = None
+    policy: Annotated[str | None, Meta(examples=['"auto"'])] = None  # `_known_policies` says what it must be
     devices: Annotated[int, _count("4")] | None = None
 
 
@@ -255,6 +254,7 @@ class _Reader:
         for path, keys in ((("defaults",), tables.defaults), *((("jobs", i), keys) for i, keys in enumerate(tables.jobs))):
             self._check_args(path, keys)
             self._check_one_source(path, keys)
+            self._check_policy(path, keys)
         if not tables.jobs:
             raise self._no_jobs("there is none")
         jobs: dict[str, tuple[JobEntry, int]] = {}
@@ -327,6 +327,10 @@ class _Reader:
             value = _shown(getattr(keys, later))
             raise self._error((*path, later), f" = {value}: model and entrypoint exclude each other. Leave one out.")
 
+    def _check_policy(self, path: KeyPath, keys: _DefaultKeys) -> None:
+        if keys.policy is not None and keys.policy not in _known_policies():
+            raise self._must_be((*path, "policy"))
+
     def _named_twice(self, name: str, number: int, first: int, own: _JobKeys) -> JobsFileError:
         holder = f"jobs[{first}], line {self._line_of(('jobs', first))}"
         if own.name is not None:
@@ -386,10 +390,11 @@ class _Reader:
         """The error for a value at `path` that its key cannot have."""
         hint = get_type_hints(_KEYS[str(path[0])], include_extras=True)[str(path[-1])]
         metas = [meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ())]
-        meta = next(meta for meta in metas if meta.description)
+        meta = next(meta for meta in metas if meta.examples)
+        must_be = meta.description or f"one of: {', '.join(_known_policies())}"
         got = _shown(self._value_at(path))
         example = "".join(meta.examples or ())
-        return self._error(path, f" must be {meta.description}: got {got}. For example: {path[-1]} = {example}")
+        return self._error(path, f" must be {must_be}: got {got}. For example: {path[-1]} = {example}")
 
     def _no_jobs(self, got: str) -> JobsFileError:
         return self._error(("jobs",), f" must be tables, one for each job: {got}. Head each of them with [[jobs]].")
@@ -417,6 +422,13 @@ class _Reader:
         for part in path:
             value = value[part]
         return value
+
+
+def _known_policies() -> tuple[str, ...]:
+    """The names of the policies."""
+    from tensile_jax.plan import PolicyName  # imports NumPy
+
+    return get_args(PolicyName)
 
 
 def _given(keys: msgspec.Struct) -> dict[str, Any]:

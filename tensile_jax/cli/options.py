@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 from click.core import ParameterSource
@@ -15,7 +15,11 @@ from tensile_jax.budget import parse_budget, parse_host_budget
 from tensile_jax.cli.errors import Refusal, did_you_mean, in_options, refusing_options
 from tensile_jax.errors import BudgetError
 from tensile_jax.installed_models import MODELS, Model
-from tensile_jax.plan_format import PolicyName
+
+if TYPE_CHECKING:  # at run time these would import NumPy
+    from click.shell_completion import CompletionItem
+
+    from tensile_jax.plan import PolicyName
 
 _LARGEST = 2**63 - 1  # the largest integer that JAX and all readers of JSON accept
 _SEED = click.IntRange(0, _LARGEST)
@@ -60,7 +64,7 @@ class Limits:
     """The budget and how it may be kept, as `tensile_jax.jit` takes them."""
 
     budget: str | None
-    policy: PolicyName
+    policy: "PolicyName"
     device_profile: str | None
     state_memory: Literal["device", "any"]
     max_slowdown: float | None = None
@@ -192,6 +196,30 @@ host_budget_option = click.option(
     callback=_readable_budget,
     help='Host memory for what is swapped: bytes, or a size such as "8GiB". Without it: what is free, less some room.',
 )
+
+
+class _PolicyType(click.ParamType):
+    """One of the names of policies. They are looked up when they are needed, since that imports NumPy."""
+
+    name = "policy"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return _names_of_policies().get_metavar(param, ctx)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return _names_of_policies().convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+        return _names_of_policies().shell_complete(ctx, param, incomplete)
+
+
+def _names_of_policies() -> "click.Choice[str]":
+    from tensile_jax.plan import PolicyName  # imports NumPy
+
+    return click.Choice(get_args(PolicyName))
+
+
+POLICY = _PolicyType()
 takes_limits = _gathered(
     "limits",
     Limits,
@@ -200,7 +228,7 @@ takes_limits = _gathered(
     device_profile_option,
     click.option(
         "--policy",
-        type=click.Choice(get_args(PolicyName)),
+        type=POLICY,
         default="auto",
         show_default=True,
         help='"auto" is the planner; the others are there to compare it with.',

@@ -26,8 +26,9 @@ from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.compiling.step import LaunchName, Progress
 from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
+from tensile_jax.plan import PolicyName
 from tensile_jax.plan.comparison import Comparison
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan_format import Plan
 from tensile_jax.trace.step import Boundary, parameter_names
 
 _Question = Callable[..., Any]

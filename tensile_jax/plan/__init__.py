@@ -15,6 +15,9 @@ multi_job/      several jobs under one budget: admission, safety, state on the h
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.comparison import Comparison, compare_policies
 from tensile_jax.plan.planner import Choice, CompiledSizes, Goal, Planned, Planner
-from tensile_jax.plan.policies.registry import POLICIES
+from tensile_jax.plan.policies.registry import POLICIES, PolicyName, known_policy
 
-__all__ = ["POLICIES", "Choice", "Comparison", "DeviceProfile", "Goal", "CompiledSizes", "Planned", "Planner", "compare_policies"]
+__all__ = [
+    "POLICIES", "Choice", "Comparison", "CompiledSizes", "DeviceProfile", "Goal", "Planned", "Planner", "PolicyName",
+    "compare_policies", "known_policy",
+]  # fmt: skip

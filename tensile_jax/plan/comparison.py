@@ -15,9 +15,9 @@ from typing import Literal
 
 from tensile_jax.plan.planner import CompiledSizes, Goal, Planner
 from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
-from tensile_jax.plan.policies.registry import POLICIES
+from tensile_jax.plan.policies.registry import POLICIES, PolicyName
 from tensile_jax.plan.search.choice import LEAST
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan_format import Plan
 
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
 """Of vanilla's peak: the budgets that are compared."""
@@ -76,7 +76,7 @@ class AtBudget:
     bound_eor: float | None
     passive_eor: float
 
-    def of(self, policy: PolicyName) -> Entry | None:
+    def of(self, policy: str) -> Entry | None:
         """The entry of the policy; None if it cannot keep the budget."""
         return next((e for e in self.entries if e.policy == policy), None)
 

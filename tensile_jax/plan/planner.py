@@ -33,7 +33,7 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import improved, revise
 from tensile_jax.plan.policies.host_limit import host_peak_of
-from tensile_jax.plan.policies.registry import POLICIES, lowest
+from tensile_jax.plan.policies.registry import POLICIES, PolicyName, lowest
 from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
@@ -60,7 +60,7 @@ from tensile_jax.plan.search.state_on_host import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.time_bound import least_step_us
 from tensile_jax.plan.search.workspace import CompiledSizes
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan_format import Plan
 
 _HALVINGS = 8  # steps of the bisection for the least limit: finer than workspaces are predicted; each step plans once; not tuned
 _NEAR = 1.02  # factor around the previous least limit within which the next is looked for first: a guess, not tuned

@@ -182,10 +182,6 @@ class Follower:
             watch_next=max(self.watch_next - 1, 0),
         )
 
-    def reached(self, iterations: int) -> "Follower":
-        """At least so many iterations have begun."""
-        return replace(self, iterations=max(iterations, self.iterations))
-
     def paced(self, us: float) -> "Follower":
         """The follower after an iteration of `us` microseconds. If that is unusual, the next iterations are measured."""
         if self.threshold is None:
@@ -215,6 +211,10 @@ class Follower:
         if self.threshold is None or not self.tracked.is_due(run_s=now_s - self.began_s, planning_s=planning_s):
             return None
         return reason_for(plan, self.tracked, iterations=self.iterations, threshold=self.threshold)
+
+    def forgetting(self) -> "Follower":
+        """The follower of the same plan, of which nothing is measured yet."""
+        return replace(self, tracked=Tracked())
 
     def restarted(self, now_s: float) -> "Follower":
         """The follower of the next plan, which begins to run now."""

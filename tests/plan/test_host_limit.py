@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from tensile_jax.plan import POLICIES, CompiledSizes
+from tensile_jax.plan import POLICIES, CompiledSizes, PolicyName
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.planner import Goal, Planner
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
-from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.search.choice import LEAST, Choice, predicted_plan, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan_format import Plan, PolicyName
-from tests.builders import PROFILE, slow_but, training_graph
+from tensile_jax.plan_format import Plan
+from tests.builders import PROFILE, floor_bytes, slow_but, training_graph
 from tests.plan.result.test_memory_curve import random_graph
 from tests.plan.search.schedules import odd_step, plan_of, random_schedule, wander
 

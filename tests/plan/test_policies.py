@@ -7,14 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile
+from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile, PolicyName
 from tensile_jax.plan.analysis.operator_order import order
-from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.choice import LEAST, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan_format import PolicyName
-from tests.builders import PROFILE, graph_of, slow_if
+from tests.builders import PROFILE, floor_bytes, graph_of, slow_if
 from tests.test_properties import graphs, peak_of
 
 PLANS = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -11,7 +11,7 @@ from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
 from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, takes_model, writable_file
 from tensile_jax.cli.progress import Phases, stderr_console
-from tensile_jax.plan_format import PolicyName, save_json
+from tensile_jax.plan_format import save_json
 from tensile_jax.units import format_bytes
 
 if TYPE_CHECKING:  # at run time this would import NumPy
@@ -102,9 +102,7 @@ def _budgets_table(made: "Comparison") -> Table:
     """EOR and peak of every policy under every budget."""
     shares = (f">{b.share:.0%}" for b in made.budgets)
     table = table_of("EOR (and peak) under a budget, both as parts of none's", "policy", *shares)
-    for policy in get_args(PolicyName):
-        if policy == "none":
-            continue
+    for policy in (made.whole.policy, *sorted(entry.policy for entry, _ in made.least)):
         entries = [b.of(policy) for b in made.budgets]
         cells = ("" if e is None else f"{e.eor:.3f} ({1 - e.msr:.2f})" for e in entries)
         table.add_row(policy, *cells, style="bold" if policy == "auto" else "")

@@ -1,7 +1,7 @@
 """`tensile max-batch`: finds the largest batch size with which a model's step fits in a budget."""
 
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +9,7 @@ from tensile_jax.budget import parse_budget
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
 from tensile_jax.cli.options import (
+    POLICY,
     Limits,
     ModelChoice,
     device_profile_option,
@@ -19,8 +20,11 @@ from tensile_jax.cli.options import (
     writable_file,
 )
 from tensile_jax.cli.progress import Phases, stderr_console
-from tensile_jax.plan_format import PolicyName, save_json
+from tensile_jax.plan_format import save_json
 from tensile_jax.units import format_bytes
+
+if TYPE_CHECKING:  # at run time this would import NumPy
+    from tensile_jax.plan import PolicyName
 
 
 def _in_bytes(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -37,7 +41,7 @@ def _in_bytes(ctx: click.Context, parameter: click.Parameter, value: str) -> str
 @click.command("max-batch", short_help="Find the largest batch that fits.")
 @takes_model
 @click.option("--budget", metavar="B", required=True, callback=_in_bytes, help='Bytes, or a size such as "8GiB".')
-@click.option("--policy", type=click.Choice(get_args(PolicyName)), default="auto", show_default=True, help="How to plan.")
+@click.option("--policy", type=POLICY, default="auto", show_default=True, help="How to plan.")
 @device_profile_option
 @host_budget_option
 @state_memory_option
@@ -54,7 +58,7 @@ def _in_bytes(ctx: click.Context, parameter: click.Parameter, value: str) -> str
 def max_batch(
     model: ModelChoice,
     budget: str,
-    policy: PolicyName,
+    policy: "PolicyName",
     device_profile: str | None,
     host_budget: str | None,
     state_memory: str,

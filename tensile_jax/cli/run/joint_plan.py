@@ -22,7 +22,7 @@ from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options, Step
 from tensile_jax.exec.transfer import Transfer
-from tensile_jax.plan import CompiledSizes, DeviceProfile
+from tensile_jax.plan import CompiledSizes, DeviceProfile, known_policy
 from tensile_jax.plan.multi_job.joint_plan import JobPlan, PlannableJob, offload_states, plan_jobs, smallest_budget
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.safety import serial_peak
@@ -35,7 +35,7 @@ class _Candidate:
     def __init__(self, shapes: Shapes, entry: JobEntry, profile: DeviceProfile) -> None:
         device = jax.devices()[0]
         actor = LocalActor(shapes.step, shapes.state, Transfer(device))
-        options = Options(entry.policy, profile, "any", max_slowdown=entry.max_slowdown)
+        options = Options(known_policy(entry.policy), profile, "any", max_slowdown=entry.max_slowdown)
         self.state_bytes = actor.state_bytes
         try:
             actor.trace(shapes.batch, options, Compiler(device))

@@ -37,6 +37,7 @@ from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.transfer import to_device
 from tensile_jax.installed_models import Model
+from tensile_jax.plan import known_policy
 from tensile_jax.runtime_records import FINAL, JobEvent, JobStatus, Record, Status
 
 _CHECKPOINTS = "checkpoints"
@@ -293,7 +294,7 @@ class JobsRun:
                 max_swap_rate=entry.max_swap_rate,
                 max_slowdown=entry.max_slowdown,
                 renew_above=entry.renew_above,
-                policy=entry.policy,
+                policy=known_policy(entry.policy),
                 checkpoint_every=entry.checkpoint_every,
                 resume=True,  # from this run's folder, which holds checkpoints only if the run is resumed
                 isolation=entry.isolation,

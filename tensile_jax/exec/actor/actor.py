@@ -3,7 +3,7 @@
 An actor does what the paper's Executor and Swap Executor do for a job (TENSILE section III-D). There are two kinds of actors:
 
     LocalActor     runs the job in this process (`local_actor.py`)
-    IsolatedActor  starts a process for the job, in which a LocalActor runs it (`exec/process/isolated_actor.py`)
+    IsolatedActor  starts a process for the job, in which a LocalActor runs it (`exec/child_process/isolated_actor.py`)
 
 Moves are the steps of an iteration, such as a launch or a wait for copies (`plan_memory.py`). The controller groups consecutive
 moves into a *run*, and asks for one run per call (`issue`). Such a call never waits for the device. If there is something to wait

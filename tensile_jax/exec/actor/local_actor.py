@@ -123,9 +123,7 @@ class LocalActor:
 
     @property
     def state_bytes(self) -> int:
-        if self._meshes:
-            return sum(size_of(shard_of(shape, shape.sharding)) for shape in self._shapes)
-        return sum(shape.size * shape.dtype.itemsize for shape in self._shapes)
+        return sum(size_of(shard_of(shape, shape.sharding)) for shape in self._shapes)
 
     @property
     def traced(self) -> Step:

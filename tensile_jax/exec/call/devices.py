@@ -147,8 +147,7 @@ def _places(leaves: Sequence[Any], options: Mapping[str, Any], named: Sequence[A
     """What the arguments, the options, the step itself and the mesh in force name."""
     given = [("the arguments", leaf.sharding) for leaf in leaves if is_committed(leaf)]
     asked = [(name, place) for name in ("in_shardings", "out_shardings") for place in jax.tree.leaves(options.get(name))]
-    stated = [(name, place.sharding if isinstance(place, Format) else place) for name, place in asked]
-    stated = [(name, place) for name, place in stated if place is not None]
+    stated = [(name, where) for name, place in asked if (where := _without_layout(place)) is not None]
     inner = [("the step itself", place) for place in named]
     in_force = [("the mesh in force (jax.set_mesh)", mesh)] if (mesh := mesh_in_force()) is not None else []
     return given, stated, inner, in_force
@@ -164,14 +163,17 @@ def _is_stated(place: Any) -> bool:
     return place is None or isinstance(place, Sharding | PartitionSpec | Format)
 
 
+def _without_layout(place: Any) -> Any:
+    return place.sharding if isinstance(place, Format) else place
+
+
 def _named(place: Any) -> Any:
-    if isinstance(place, Format):
-        if place.layout is not None:
-            raise TraceError(
-                f"{place} asks for a layout in memory, on a mesh. tensile_jax.jit gives none there: leave the layout out "
-                "(pass the sharding), or use jax.jit for this step."
-            )
-        return place.sharding
+    if isinstance(place, Format) and place.layout is not None:
+        raise TraceError(
+            f"{place} asks for a layout in memory, on a mesh. tensile_jax.jit gives none there: leave the layout out "
+            "(pass the sharding), or use jax.jit for this step."
+        )
+    place = _without_layout(place)
     if not isinstance(place, PartitionSpec):
         return place
     mesh = mesh_in_force()

@@ -56,10 +56,11 @@ class FollowedPlan:
         if made is None:
             return None
         (of, renewed), self._thread = made, None
-        if of is not running:  # it was replaced meanwhile, since the device was out of memory
-            return None
+        return renewed if of is running else None  # it was replaced meanwhile, since the device was out of memory
+
+    def restart(self) -> None:
+        """Another plan is in use from now on, of which nothing is measured yet."""
         self._follower = self._follower.restarted(time.perf_counter())
-        return renewed
 
     def watch(self, plan: Plan) -> Observation | None:
         """Called when a call begins: what is to be measured in it; None for nothing."""

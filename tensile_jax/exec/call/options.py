@@ -14,7 +14,8 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import PlanFileError
 from tensile_jax.exec.compiling.step import LaunchName, Progress
 from tensile_jax.exec.fitting.saved_plan import above_budget, above_host_budget
-from tensile_jax.plan_format import Plan, PolicyName, contradictions
+from tensile_jax.plan import POLICIES, PolicyName, known_policy
+from tensile_jax.plan_format import Plan, contradictions
 
 
 class JitOptions(TypedDict, total=False):
@@ -82,11 +83,10 @@ def read_options(given: PlanOptions) -> CheckedOptions:
         TypeError: the plan is not a `Plan`.
         PlanFileError: the plan contradicts itself, or is above the budget.
     """
-    policy, state_memory = given.get("policy", "auto"), given.get("state_memory", "device")
+    state_memory = given.get("state_memory", "device")
     if state_memory not in ("device", "any"):
         raise ValueError(f'state_memory must be "device" or "any", got {state_memory!r}.')
-    if policy not in get_args(PolicyName):
-        raise ValueError(f"policy={policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
+    policy = known_policy(given.get("policy", "auto"))
     launch = given.get("launch", "auto")
     if launch not in get_args(LaunchName):
         raise ValueError(f"launch must be {' or '.join(map(repr, get_args(LaunchName)))}, got {shown(launch)}.")
@@ -150,6 +150,8 @@ def _read_plan(plan: Any, budget: Budget | None, host_budget: Budget | None, max
             "tensile_jax.Plan.load(path)."
         )
     story = next(contradictions(plan), None)
+    if story is None and plan.policy not in POLICIES:
+        story = f"its policy is {plan.policy!r}, which is not known"
     if story is not None:
         raise PlanFileError(f"plan= cannot be run: {story}. Make a new one with step.plan(...).")
     if max_slowdown is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax.experimental.layout import Format
@@ -47,8 +47,9 @@ from tensile_jax.exec.processes.agreement import agreement_of, compare, writes_f
 from tensile_jax.exec.running.executor import Observation
 from tensile_jax.exec.running.runner import Runner
 from tensile_jax.exec.transfer import HOST, Device, Transfer, divided_as, in_device_memory, on_host, to_device
+from tensile_jax.plan import known_policy
 from tensile_jax.plan.update import WATCHED_FIRST, is_watched
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan_format import Plan
 from tensile_jax.trace import TracedStep, shape_struct, trace_step, trace_where_arguments_are, type_on_host
 
 _PACES = 100  # the latest calls whose pace is kept for the report
@@ -124,6 +125,8 @@ class PlannedStep:
         self.place = _placer_of(self.traced, self.runner.compiled)
         self.unwatched = None
         self.paces_us.clear()
+        if self.followed is not None:
+            self.followed.restart()
 
 
 class PlannedCalls:
@@ -430,10 +433,8 @@ class PlannedCalls:
         options = Options(request.policy, profile, request.state_memory, request.progress, request.max_slowdown)
         options = replace(options, launch=request.launch)
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
-            policy = cast(PolicyName, request.saved_plan.policy)  # `contradictions` knows only these
-            options = replace(
-                options, policy=policy, state_memory=request.saved_plan.state_memory, launch=request.saved_plan.launch
-            )  # fmt: skip
+            policy, saved = known_policy(request.saved_plan.policy), request.saved_plan
+            options = replace(options, policy=policy, state_memory=saved.state_memory, launch=saved.launch)
         if options.state_memory != "device":
             # what comes back on the host is committed, and the next call should find the executables of this one
             placement = replace(placement, committed=True)

@@ -19,11 +19,11 @@ from tensile_jax.exec.compiling.segment_code import SegmentBuilder
 from tensile_jax.exec.processes.agreement import ALONE, Agreement
 from tensile_jax.exec.transfer import divided_as, is_divided
 from tensile_jax.ir import Graph, OperatorId
-from tensile_jax.plan import Choice, DeviceProfile, Planner
+from tensile_jax.plan import Choice, DeviceProfile, Planner, PolicyName
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.plan_format import Plan
 from tensile_jax.trace import TracedStep
 from tensile_jax.trace.plannable_loops import PlannableLoop
 

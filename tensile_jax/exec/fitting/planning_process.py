@@ -6,7 +6,7 @@ wait.
     this process --pickled arguments of `choose_again`--> planning process --pickled `Renewal`, or a text about the failure-->
 
 The planning process imports no JAX. It is a new interpreter and not a `multiprocessing.Process`, because the latter would import
-the main module (`exec/process/job_process.py`).
+the main module (`exec/child_process/job_process.py`).
 """
 
 import json

@@ -23,6 +23,7 @@ from tensile_jax.errors import OutOfMemory
 from tensile_jax.exec.compiling.compiler import Compiler, Executable, Sizes
 from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.compiling.step import CompiledPlan, ForLess, bytes_beside
+from tensile_jax.exec.out_of_memory import is_out_of_memory
 from tensile_jax.exec.running.executor import Observation
 from tensile_jax.exec.running.runner import Runner
 from tensile_jax.exec.transfer import Transfer, on_host
@@ -86,7 +87,7 @@ class _DrivenLoop:
         try:
             results = self._run(given)
         except Exception as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_out_of_memory(error, effectful=False):
                 raise
             raise OutOfMemory(
                 f"The device is out of memory in a loop, {self._loop.name}, of which some iterations have run. Lower budget=, "

@@ -1,7 +1,8 @@
 """Runs the iterations of one step under a plan, and after the device has run out of memory, under plans that need less.
 
-Calls of `tensile_jax.jit` run this way, and so do driven loops (`driven_loop.py`). The instructions of a job are issued one by
-one by its actor (`exec/actor/local_actor.py`), which uses the same executor.
+Calls of `tensile_jax.jit` run this way, and so do driven loops (`driven_loop.py`). Their caller waits for each iteration. A job
+does not run this way: no thread waits for its iterations. Its actor (`exec/actor/local_actor.py`) issues the instructions of the
+same executor in groups, when the controller says so, and the controller also decides when the job takes its next plan.
 """
 
 import time

@@ -33,12 +33,11 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tensile_jax.exec.actor.actor import Actor, StateSnapshot, Wait
+from tensile_jax.exec.actor.actor import StateSnapshot, Wait
 from tensile_jax.exec.controller import machine as controller
 from tensile_jax.exec.controller.messages import (
     Admit,
@@ -59,80 +58,15 @@ from tensile_jax.exec.controller.messages import (
 )
 from tensile_jax.exec.controller.state import JobId, State
 from tensile_jax.exec.runtime import messages
+from tensile_jax.exec.runtime.dispatched_job import DispatchedJob, Iteration
 from tensile_jax.exec.runtime.job_measurements import JobMeasurements, numbers_of
 from tensile_jax.exec.runtime.lane import Lane
 from tensile_jax.exec.runtime.recorder import Recorder
-from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT, MemoryProfile
-from tensile_jax.plan.update import Follower
+from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
+from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import LaneName, Span
 
 _COPY_THREADS = 16
-
-
-@dataclass(slots=True, eq=False)
-class _Iteration:
-    """An iteration of a job. The next one may begin while runs of this one are in flight.
-
-    Attributes:
-        step: how many steps of the job were done when it began.
-        memory: of the plan under which it runs.
-        began: when it began.
-        watched: whether live bytes are read, and the moves of its runs are issued one by one.
-        followed: whether the latencies of its segments are posted.
-        segment: the index of the segment that is launched next.
-        segment_us: the latencies of its segments, as far as they have ended, if it is followed.
-        in_flight: how many of its runs with launches are issued and not over.
-        launched_us: how long the launches took of those that are over.
-        issued: whether all of its moves are issued.
-    """
-
-    step: int
-    memory: MemoryProfile
-    began: float
-    watched: bool
-    followed: bool
-    segment: int = 0
-    segment_us: list[float] = field(default_factory=list[float])
-    in_flight: int = 0
-    launched_us: float = 0.0
-    issued: bool = False
-
-
-@dataclass(slots=True)
-class DispatchedJob:
-    """What the dispatcher knows of one job, admitted or pending.
-
-    Attributes:
-        steps: how many steps of the job are done.
-        saves_pauses: whether the state is saved whenever the job has paused.
-        iteration: the latest iteration; None before the first one.
-        follower: says which iterations of the plan in use are watched. If it has a threshold, their latencies are posted.
-    """
-
-    name: str
-    actor: Actor
-    take_batch: Callable[[], Any]
-    memory: MemoryProfile
-    steps: int
-    saves_pauses: bool = False
-    follower: Follower = Follower(0.0)
-    measured: JobMeasurements = field(default_factory=JobMeasurements)
-    iteration: _Iteration | None = None
-
-    def begin(self, now: float, *, look: bool) -> _Iteration:
-        """The next iteration; it is watched at least if `look`."""
-        self.follower = follower = self.follower.begun(look=look)
-        # the first iteration of a plan is slower
-        followed = follower.is_watched and follower.threshold is not None and follower.iterations > 1
-        self.iteration = _Iteration(self.steps, self.memory, now, follower.is_watched, followed)
-        return self.iteration
-
-    def follow_pace(self, iteration: _Iteration) -> None:
-        """Called when all moves of an iteration are issued, and at the end of each of its runs."""
-        if not iteration.issued or iteration.in_flight or iteration.memory is not self.memory:
-            return
-        if not iteration.watched:  # the launches of a watched iteration are further apart
-            self.follower = self.follower.paced(iteration.launched_us)
 
 
 class _Part(NamedTuple):
@@ -231,6 +165,20 @@ class Dispatcher:
         self.measured[job] = entry.measured
         self.recorder.names[job] = entry.name
         self._jobs[job] = entry
+
+    def use_instead(self, job: JobId, plan: Plan) -> None:
+        """A pending job has this plan instead of the one before. Under the dispatcher's lock."""
+        if (entry := self._jobs.get(job)) is not None:
+            entry.use_instead(plan)
+
+    def renewed(self, job: JobId) -> None:
+        """The new plan that `Drifted` has asked for was made, or could not be made; from any thread."""
+
+        def renewed() -> None:
+            if (entry := self._jobs.get(job)) is not None:
+                entry.renewed()
+
+        self.call(renewed)
 
     def now(self) -> float:
         """Microseconds since the dispatcher was made."""
@@ -337,11 +285,11 @@ class Dispatcher:
                 record = self.state.record(job)
                 assert record is not None  # it was admitted a moment ago
                 actor.use(record.plan)
-                entry.memory = record.memory
+                entry.use(entry.plan, record.memory, self.now() / 1e6)
                 self._post(job, messages.Admitted())
             case AdoptPlan(_, plan):
                 actor.use(plan.id)
-                entry.memory, entry.follower = plan.memory, entry.follower.restarted(0.0)
+                entry.use(plan.plan, plan.memory, self.now() / 1e6)
                 self._post(job, messages.PlanAdopted(plan, entry.steps))
             case DeclinePlan(_, plan):
                 self._post(job, messages.PlanDeclined(plan))
@@ -364,9 +312,7 @@ class Dispatcher:
         assert iteration is not None  # the first move of an iteration was issued
         if end == len(kinds):
             actor.issue(begin, end)
-            entry.steps += 1
-            iteration.issued = True
-            entry.follow_pace(iteration)
+            entry.issued(iteration)
             self._for_metrics.append(partial(self._try, self._read, job, actor.take_metrics(), self.now() - iteration.began))
         elif kinds[begin] == WAIT:
             wait = actor.issue(begin, end)
@@ -377,7 +323,7 @@ class Dispatcher:
         else:
             self._issue_run(job, entry, iteration, begin, end)
 
-    def _issue_run(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, begin: int, end: int) -> None:
+    def _issue_run(self, job: JobId, entry: DispatchedJob, iteration: Iteration, begin: int, end: int) -> None:
         """Issue a run: as a whole or, in a watched iteration, each of its moves alone."""
         cuts = range(begin, end + 1) if iteration.watched else (begin, end)
         parts = (self._issue_part(job, entry, iteration, a, b) for a, b in pairwise(cuts))
@@ -386,10 +332,10 @@ class Dispatcher:
         if self._in_order or not launches or not iteration.watched:
             parts = list(parts)  # otherwise the launches' thread issues them, each when the one before it is over
         if launches:
-            iteration.in_flight += 1
+            iteration.run_issued()
             self._lane.put(partial(self._try, self._launched, job, entry, iteration, parts))
 
-    def _issue_part(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, begin: int, end: int) -> _Part | None:
+    def _issue_part(self, job: JobId, entry: DispatchedJob, iteration: Iteration, begin: int, end: int) -> _Part | None:
         """Issue the moves `[begin, end)`; None if nothing is to be waited for in the launches' thread."""
         issued, memory = self.now(), iteration.memory
         wait = entry.actor.issue(begin, end)
@@ -401,15 +347,17 @@ class Dispatcher:
                 self._copies.submit(self._copied, entry, iteration, wait, issued)
             return None
         assert wait is not None
-        labels = memory.labels[iteration.segment : iteration.segment + launches] or (f"move {begin}",)
-        iteration.segment += launches
-        label = labels[0] if len(labels) == 1 else f"{labels[0]} .. {labels[-1]}"
-        return _Part(wait, label, issued, self._look(job, entry) if iteration.watched and self._in_order else ())
+        return _Part(
+            wait, iteration.label_next(launches), issued, self._look(job, entry) if iteration.watched and self._in_order else ()
+        )
 
-    def _run_over(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, us: float) -> None:
-        iteration.launched_us += us
-        iteration.in_flight -= 1
-        entry.follow_pace(iteration)
+    def _run_over(self, job: JobId, entry: DispatchedJob, iteration: Iteration, us: float) -> None:
+        entry.run_over(iteration, us)
+        record = self.state.record(job)
+        if iteration.followed and record is not None and record.renewal is None:
+            reason = entry.follow_latencies(iteration, self.now() / 1e6)
+            if reason is not None:
+                self._post(job, messages.Drifted(entry.follower.tracked, reason))
         self.handle(RunEnded(job, us))
 
     def _move(self, job: JobId, entry: DispatchedJob, wait: Wait, lane: LaneName) -> None:
@@ -425,7 +373,7 @@ class Dispatcher:
         except Exception as error:
             self.fail(job, error)
 
-    def _launched(self, job: JobId, entry: DispatchedJob, iteration: _Iteration, parts: Iterable[_Part | None]) -> None:
+    def _launched(self, job: JobId, entry: DispatchedJob, iteration: Iteration, parts: Iterable[_Part | None]) -> None:
         """Wait for the parts of a run, and measure them. In the launches' thread."""
         us = 0.0
         for part in parts:
@@ -442,10 +390,7 @@ class Dispatcher:
                 began += min(stall_us, ended - began)  # a span is as long as its launches take
             us += ended - began
             self._span("compute", entry, iteration.step, part.label, began, ended)
-            if iteration.followed:
-                iteration.segment_us.append(ended - began)
-                if len(iteration.segment_us) == len(iteration.memory.labels) and iteration.memory is entry.memory:
-                    self._post(job, messages.Watched(tuple(iteration.segment_us)))
+            iteration.launched(ended - began)
             if iteration.watched:
                 with suppress(Exception):  # another job's process may have died since
                     looks = part.looks if self._in_order else self._look(job, entry)
@@ -459,7 +404,7 @@ class Dispatcher:
         entry.measured.add_stall(self.now() - began)
         self._decide(WaitEnded(job))
 
-    def _copied(self, entry: DispatchedJob, iteration: _Iteration, wait: Wait, began: float) -> None:
+    def _copied(self, entry: DispatchedJob, iteration: Iteration, wait: Wait, began: float) -> None:
         """Wait for a copy in order to record its time. An error is ignored here: the move that waits for the copy raises it."""
         with suppress(Exception):
             lane, nbytes = wait()

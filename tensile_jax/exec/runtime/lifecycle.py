@@ -39,10 +39,10 @@ from tensile_jax.exec.runtime.messages import (
     CheckpointMade,
     Close,
     Deliver,
+    Drifted,
     DropPlan,
     Event,
     ExplainWait,
-    FollowPlan,
     Instruction,
     JoinController,
     LoseJob,
@@ -51,6 +51,7 @@ from tensile_jax.exec.runtime.messages import (
     Paused,
     Pending,
     PlanAdopted,
+    PlanAgain,
     PlanDeclined,
     Planned,
     PreparationFailed,
@@ -68,7 +69,6 @@ from tensile_jax.exec.runtime.messages import (
     TellController,
     UsePlan,
     UserWished,
-    Watched,
 )
 from tensile_jax.runtime_records import FINAL, EventName, JobState
 from tensile_jax.story import Story
@@ -245,8 +245,8 @@ class _Change:
                 if record.last is not None and self.record.done >= record.last:
                     self.do(TellController(Wished(record.job, "stop")))
                 self.do(Deliver(self.record.done, metrics))
-            case Watched(segment_us):
-                self.do(FollowPlan(segment_us))
+            case Drifted(tracked, reason):
+                self.do(PlanAgain(tracked, reason))
             case Parked() if record.wish == "run":
                 self.report("parked")
             case Paused(kept, steps):

@@ -10,6 +10,7 @@ from tensile_jax.exec.actor.feed_events import FeedEvent
 from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobRecord, Wish
+from tensile_jax.plan.update import Tracked
 from tensile_jax.runtime_records import EventName
 
 # -- events -------------------------------------------------------------------------------------------------------------------
@@ -89,10 +90,11 @@ class Stepped(NamedTuple):
     values: dict[str, float]
 
 
-class Watched(NamedTuple):
-    """In an iteration that was watched, the launches of the job's segments took `segment_us` microseconds each."""
+class Drifted(NamedTuple):
+    """The latencies of the plan in use have drifted, and a new plan is due. `reason` says so in a sentence."""
 
-    segment_us: tuple[float, ...]
+    tracked: Tracked
+    reason: str
 
 
 class Parked(NamedTuple):
@@ -138,7 +140,7 @@ class StateFetched(NamedTuple):
 
 Event = (
     Submitted | UserWished | FeedEvent | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
-    BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Watched | Parked | Paused | Released | Lost | CheckpointMade |
+    BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Drifted | Parked | Paused | Released | Lost | CheckpointMade |
     StateFetched
 )  # fmt: skip
 
@@ -187,10 +189,11 @@ class UsePlan(NamedTuple):
     steps: int
 
 
-class FollowPlan(NamedTuple):
-    """Add the latencies of one iteration to what is known of the plan in use, and plan again if they have drifted."""
+class PlanAgain(NamedTuple):
+    """Make a new plan from the latencies that were measured of the plan in use."""
 
-    segment_us: tuple[float, ...]
+    tracked: Tracked
+    reason: str
 
 
 class DropPlan(NamedTuple):
@@ -227,6 +230,6 @@ class ReleaseFolder(NamedTuple):
 
 
 Instruction = (
-    Report | StartPreparing | JoinController | TellController | LoseJob | ExplainWait | UsePlan | FollowPlan | DropPlan
+    Report | StartPreparing | JoinController | TellController | LoseJob | ExplainWait | UsePlan | PlanAgain | DropPlan
     | ShareState | Deliver | StartSaving | StopFeed | Close | ReleaseFolder
 )  # fmt: skip

@@ -36,7 +36,8 @@ from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.controller.messages import PlanRenewed, Prepared
 from tensile_jax.exec.controller.state import JobRecord
-from tensile_jax.exec.runtime.dispatcher import DispatchedJob, Dispatcher
+from tensile_jax.exec.runtime.dispatched_job import DispatchedJob
+from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.plan import DeviceProfile
@@ -169,9 +170,10 @@ class JobPlanner:
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
         """Give a prepared job to the dispatcher and the controller. Under the dispatcher's lock."""
+        assert job.in_use is not None  # it was planned
         entry = DispatchedJob(
-            job.name, job.actor, job.take_batch, record.memory, job.life.first,
-            saves_pauses=job.checkpoints is not None, follower=Follower(0.0, job.asked.renew_above),
+            job.name, job.actor, job.take_batch, record.memory, job.in_use.plan, job.life.first, job.preparing_s,
+            Follower(0.0, job.asked.renew_above), saves_pauses=job.checkpoints is not None,
         )  # fmt: skip
         self._dispatcher.join(job.number, entry)
         self._dispatcher.handle(Prepared(record))
@@ -297,18 +299,9 @@ class JobPlanner:
         with suppress(BudgetTooSmall):
             self._plan_again(job, request)
 
-    def follow(self, job: StoredJob, segment_us: tuple[float, ...]) -> None:
-        """Record the latencies of one iteration, and queue the planning of a new plan if they have drifted. The store's lock must
-        be held."""
-        in_use, record = job.in_use, self._dispatcher.state.record(job.number)
-        if job.asked.renew_above is None or in_use is None or in_use.plan.whole or job.renewing:
-            return
-        if record is not None and record.renewal is not None:
-            return
-        reason = job.measured(segment_us)
-        if reason is not None:
-            tracked = job.follower.tracked
-            self.thread.call(lambda: self._renew_drifted(job, tracked, reason))
+    def renew_drifted(self, job: StoredJob, tracked: Tracked, reason: str) -> None:
+        """Queue the planning of a new plan, since the job's latencies have drifted."""
+        self.thread.call(lambda: self._renew_drifted(job, tracked, reason))
 
     def _renew_drifted(self, job: StoredJob, tracked: Tracked, reason: str) -> None:
         """Make a new plan for a job whose latencies have drifted. If that fails, the job keeps the plan that it has."""
@@ -323,8 +316,7 @@ class JobPlanner:
             with self._store.changed:
                 note = f"no new plan could be made after its latencies had drifted: {error}"
                 self._store.report("renewal_failed", job.name, job.life.done, note)
-        with self._store.changed:
-            job.renewed()
+        self._dispatcher.renewed(job.number)
 
     def _plan_again(
         self,
@@ -364,6 +356,7 @@ class JobPlanner:
             if any(record.job == job.number for record in self._dispatcher.state.pending):  # it has the new plan at once
                 with self._store.changed:
                     job.use_instead(renewed)
+                self._dispatcher.use_instead(job.number, renewed.plan)
             self._dispatcher.handle(PlanRenewed(job.number, renewed))
 
         self._dispatcher.call(renew)

@@ -43,10 +43,10 @@ from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
+from tensile_jax.exec.child_process.isolated_actor import IsolatedActor
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.controller.messages import BudgetRequested
 from tensile_jax.exec.controller.state import JobId, State, Wish
-from tensile_jax.exec.process.isolated_actor import IsolatedActor
 from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
@@ -58,7 +58,7 @@ from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_incomplete_job, refuse_unfit_state
 from tensile_jax.exec.transfer import Transfer, placed_like, places_on_host
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName
 from tensile_jax.runtime_records import JobEvent, Record, Status
 from tensile_jax.units import format_bytes
 
@@ -434,8 +434,8 @@ class Runtime:
                 self._dispatcher.call(lambda: self._planner.explain_wait(job))
             case messages.UsePlan(plan, steps):
                 self._planner.use_plan(job, plan, steps)
-            case messages.FollowPlan(segment_us):
-                self._planner.follow(job, segment_us)
+            case messages.PlanAgain(tracked, reason):
+                self._planner.renew_drifted(job, tracked, reason)
             case messages.DropPlan(plan):
                 self._planner.drop_plan(job, plan)
             case messages.ShareState():

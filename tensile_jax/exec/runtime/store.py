@@ -6,7 +6,6 @@ job's plans. Everything else that happens to a job goes through `lifecycle.step`
 
 import itertools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from tensile_jax.exec.runtime import lifecycle
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
 from tensile_jax.exec.runtime.messages import Event, Instruction
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
-from tensile_jax.plan.update import Follower
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent
 
@@ -45,8 +43,6 @@ class StoredJob:
         waits_for: the job for whose end this job's user code waits now.
         in_use: the plan in use; None before there is one. The next one, if there is one, is the controller's `JobRecord.renewal`.
         base: the latest plan without state that is kept in host memory for the sake of other jobs. Other plans are based on it.
-        follower: says when latencies have drifted from the plan in use, if the job's plans are to be renewed.
-        renewing: whether a new plan is being made because of these latencies.
         preparing_s: how long planning and compiling the first plan took, in seconds.
         plans: (steps, plan) for every plan that was used: how many steps were done when the plan came into use.
     """
@@ -62,8 +58,6 @@ class StoredJob:
     waits_for: "StoredJob | None" = None
     in_use: PlanSummary | None = None
     base: PlanSummary | None = None
-    follower: Follower = Follower(0.0)
-    renewing: bool = False
     preparing_s: float = 0.0
     plans: list[tuple[int, Plan]] = field(default_factory=list[tuple[int, Plan]])
 
@@ -105,7 +99,7 @@ class StoredJob:
 
     def use(self, plan: PlanSummary, steps: int) -> None:
         """The job uses this plan from now on, after `steps` steps."""
-        self.in_use, self.follower = plan, Follower(time.perf_counter(), self.asked.renew_above)
+        self.in_use = plan
         self.plans.append((steps, plan.plan))
 
     def use_instead(self, plan: PlanSummary) -> None:
@@ -115,19 +109,6 @@ class StoredJob:
     def rest_on(self, plan: PlanSummary) -> None:
         """Other plans are based on this one from now on."""
         self.base = plan
-
-    def measured(self, segment_us: Sequence[float]) -> str | None:
-        """The latencies of an iteration under the plan in use, not its first. If a new plan is due: why, in a sentence."""
-        assert self.in_use is not None  # it runs
-        plan, iterations = self.in_use.plan, self.life.done - self.plans[-1][0]
-        self.follower = self.follower.reached(max(iterations, 2)).measured(plan, segment_us)
-        reason = self.follower.reason_to_renew(plan, now_s=time.perf_counter(), planning_s=self.preparing_s)
-        self.renewing = reason is not None
-        return reason
-
-    def renewed(self) -> None:
-        """A new plan was made because of these latencies, or could not be made."""
-        self.renewing, self.follower = False, self.follower.restarted(self.follower.began_s)
 
     def take_batch(self) -> Any:
         """The next batch. It must have been reported to the controller as loaded."""

@@ -15,7 +15,7 @@ from tensile_jax.arguments import MOST, read_count, read_number, read_threshold,
 from tensile_jax.budget import parse_budget
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.transfer import Device
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName, known_policy
 
 Isolation = Literal["thread", "process"]
 
@@ -61,8 +61,7 @@ class Submission:
             raise ValueError(f"max_slowdown must be at least 1, times plain jit's step: got {shown(self.max_slowdown)}.")
         for argument, number in (("priority", priority), ("max_swap_rate", rate), ("max_slowdown", slowdown)):
             object.__setattr__(self, argument, None if number is None else float(min(number, MOST)))
-        if self.policy not in get_args(PolicyName):
-            raise ValueError(f"policy={self.policy!r} is not known. Known: {', '.join(get_args(PolicyName))}.")
+        known_policy(self.policy)
         if self.isolation not in get_args(Isolation):
             raise ValueError(f'isolation must be "thread" or "process", got {self.isolation!r}.')
         object.__setattr__(self, "renew_above", read_threshold(self.renew_above))

@@ -1,8 +1,10 @@
-"""Lists the policies by name. Also finds the smallest limit under which a policy has a plan: its least peak.
+"""Lists the policies by name. Also finds the choice of a policy with the least peak.
 
-A new policy is added to `POLICIES` here, and its name to `PolicyName` in `plan_format.py`."""
+This is the only list. A new policy is added here, to `PolicyName` and `POLICIES`, and nowhere else.
+"""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from tensile_jax.plan.policies.auto import auto
 from tensile_jax.plan.policies.auto import lowest as lowest_of_auto
@@ -11,11 +13,11 @@ from tensile_jax.plan.policies.checkpoint_blocks import checkpoint
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.policies.vdnn import vdnn
-from tensile_jax.plan.search.choice import LEAST, Choice, Policy, peak_of
+from tensile_jax.plan.search.choice import LEAST, Choice, Policy
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.workspace import CompiledSizes
-from tensile_jax.plan_format import PolicyName
 
+PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
 POLICIES: Mapping[PolicyName, Policy] = {
     "auto": auto,
     "tensile": tensile,
@@ -26,13 +28,20 @@ POLICIES: Mapping[PolicyName, Policy] = {
 }
 
 
+def known_policy(name: object) -> PolicyName:
+    """The name, if a policy has it.
+
+    Raises:
+        ValueError: no policy has this name.
+    """
+    for known in POLICIES:
+        if known == name:
+            return known
+    raise ValueError(f"policy={name!r} is not known. Known: {', '.join(sorted(POLICIES))}.")
+
+
 def lowest(model: StepModel, measured: CompiledSizes, policy: Policy) -> Choice:
     """The choice of the policy with the least peak. For `auto`, it is found quickly and may be slow."""
     choice = lowest_of_auto(model, measured) if policy is auto else policy(model, LEAST, measured)
     assert choice is not None  # every policy has a choice for the limit `LEAST`
     return choice
-
-
-def floor_bytes(model: StepModel, measured: CompiledSizes, policy: Policy) -> int:
-    """The smallest limit for which the policy has a plan, in bytes (`Planner.floor_bytes` keeps the choice as well)."""
-    return peak_of(model, lowest(model, measured, policy), measured)

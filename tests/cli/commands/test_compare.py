@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tensile_jax.cli.main import main
-from tensile_jax.plan import POLICIES
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import POLICIES, PolicyName
 from tests.cli.small_models import small_models
 
 _STEP = ["compare", "mlp", "--batch-size", "256", "--image-size", "16", "--device-profile", "h200"]

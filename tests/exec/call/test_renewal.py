@@ -17,8 +17,20 @@ from tensile_jax.exec.call import followed_plan
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting import planning_process, renewal
 from tensile_jax.plan import update
+from tensile_jax.plan.update import WATCHED_FIRST
 from tensile_jax.plan_format import Segment
-from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step, running, sgd_step, weights
+from tests.builders import (
+    batch,
+    low_budget,
+    numbers,
+    optimizer_state,
+    optimizer_step,
+    planned,
+    running,
+    sgd_step,
+    weights,
+    wrap_launches,
+)
 from tests.full_disk import FullDisk
 
 OPTIMIZER = optax.adam(1e-3)
@@ -211,6 +223,34 @@ def test_training_goes_on_if_planning_fails(
         training.step()
     assert len(training.plans()) == 1
     training.check()
+
+
+def test_what_was_measured_is_forgotten_when_the_device_is_out_of_memory() -> None:
+    """The plan for less memory has other segments."""
+    function = planned(STEP, (state := optimizer_state(OPTIMIZER), x := batch()), part=0.6, renew_above=1e6)
+    before = function.plan(state, x)
+    for _ in range(WATCHED_FIRST):
+        function(state, x)
+
+    def refuse_once(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def launch(*values: Any) -> Any:
+            if index == 0 and not refused:
+                refused.append(index)
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 65536 bytes.")
+            return call(*values)
+
+        return launch
+
+    refused: list[int] = []
+    wrap_launches(function, refuse_once)
+    function(state, x)
+    after = function.plan(state, x)
+    assert len(before.segments) != len(after.segments) and function.report().drift is None
+    for _ in range(WATCHED_FIRST):
+        expected = jax.jit(STEP)(state, x)
+        for a, b in zip(numbers(function(state, x)), numbers(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)
+    assert function.report().drift is not None
 
 
 @pytest.mark.slow

@@ -221,7 +221,6 @@ def contradictory(plan: tensile.Plan) -> Iterator[tuple[str, tensile.Plan]]:
     yield "step_us of the plan is nan", dataclasses.replace(plan, step_us=float("nan"))
     yield "latency_us of segment 0 is inf", changed(plan, latency_us=float("inf"))
     yield "above its budget of 1000", dataclasses.replace(plan, budget_bytes=1000)
-    yield "its policy is 'best'", dataclasses.replace(plan, policy="best")
     yield "a tensor stands in it twice", dataclasses.replace(plan, tensors=(*plan.tensors, plan.tensors[0]))
     yield "runs whole, and yet has more than one segment", dataclasses.replace(plan, whole=True)
     event = dataclasses.replace(plan.events[0], until=77)
@@ -239,6 +238,13 @@ def test_a_plan_that_contradicts_itself_is_refused_where_it_is_read_and_where_it
         plan.save(tmp_path / "plan.json")
         with pytest.raises(tensile.PlanFileError, match=f"plan.json is not a plan: .*{complaint}"):
             tensile.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_of_an_unknown_policy_can_be_read_but_not_run(compiled: tensile.Plan, tmp_path: Path) -> None:
+    dataclasses.replace(compiled, policy="best").save(tmp_path / "plan.json")
+    plan = tensile.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(tensile.PlanFileError, match="plan= cannot be run: its policy is 'best', which is not known"):
+        tensile.jit(sgd_step, plan=plan, donate_argnums=0)
 
 
 def test_a_plan_that_does_something_else_is_refused_before_anything_runs(compiled: tensile.Plan) -> None:

@@ -8,7 +8,7 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options, step_of
 from tensile_jax.exec.fitting.find_plan import begin, fit
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import PolicyName
 from tensile_jax.trace import trace_step
 from tests.builders import batch, sgd_step, weights
 

@@ -15,8 +15,7 @@ from tensile_jax.exec.compiling.compiler import Compiler, peak_of
 from tensile_jax.exec.compiling.plain_jit import PlainJit
 from tensile_jax.exec.fitting import find_plan
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.plan import CompiledSizes, Planner
-from tensile_jax.plan_format import PolicyName
+from tensile_jax.plan import CompiledSizes, Planner, PolicyName
 from tests.builders import fresh, numbers, within_budget
 
 Case = tuple[Any, Any, Any]

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 
 from tensile_jax.ir import Graph
-from tensile_jax.plan import CompiledSizes, Goal, Planner
+from tensile_jax.plan import CompiledSizes, Goal, Planner, PolicyName
 from tensile_jax.plan.analysis.absence import Absence
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import Launch, StartSwapIn, StartSwapOut, decode
 from tensile_jax.plan.result.joined import can_be_joined, joined, programs_of
-from tensile_jax.plan_format import Plan, PolicyName, unranged
+from tensile_jax.plan_format import Plan, unranged
 from tests.builders import graph_of, plan_by_hand, tensor_named, training_graph, with_link
 
 

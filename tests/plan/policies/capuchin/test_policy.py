@@ -16,12 +16,11 @@ from tensile_jax.plan.policies.capuchin.evictions import Evictions
 from tensile_jax.plan.policies.capuchin.feedback import move_in_triggers
 from tensile_jax.plan.policies.capuchin.passive_mode import observe
 from tensile_jax.plan.policies.capuchin.policy import capuchin, plan_evictions
-from tensile_jax.plan.policies.registry import floor_bytes
 from tensile_jax.plan.policies.segments import Decision, choice_with
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.choice import LEAST, peak_of
 from tensile_jax.plan.search.step_model import StepModel
-from tests.builders import PROFILE, convolutions, graph_of, tensor_named, with_link
+from tests.builders import PROFILE, convolutions, floor_bytes, graph_of, tensor_named, with_link
 from tests.plan.test_policies import PLANS, networks
 from tests.test_properties import planned
 

@@ -1,7 +1,7 @@
 """The actor of a job that runs in a process of its own, as every job of the paper does (TENSILE section III-D).
 
 An `IsolatedActor` is an object in the runtime's process. Each of its methods sends a request to the job's process
-(`exec/process/child.py`), which has a `LocalActor` and the user's step and batches. The job's process answers the requests in
+(`child.py`), which has a `LocalActor` and the user's step and batches. The job's process answers the requests in
 their order. Without a request it only draws batches in advance. A method that starts something returns a function that waits for
 the answer (`Wait` in `exec/actor/actor.py`).
 
@@ -25,11 +25,11 @@ from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed_events import BatchReady
 from tensile_jax.exec.actor.plans import PlanId, PlanRequest, PlanSummary
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.child_process.carried_exception import CarriedException
+from tensile_jax.exec.child_process.job_process import JobProcess
+from tensile_jax.exec.child_process.payload import PackedTree, pack_job
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
-from tensile_jax.exec.process.carried_exception import CarriedException
-from tensile_jax.exec.process.job_process import JobProcess
-from tensile_jax.exec.process.payload import PackedTree, pack_job
 from tensile_jax.exec.transfer import Device, on_host
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT

@@ -1,6 +1,6 @@
 """Represents a job's own process in the runtime: starts it, sends requests, receives messages, and makes sure that it ends.
 
-    runtime's threads --Ask--> outbox --writer--> socket --> `exec/process/child.py`
+    runtime's threads --Ask--> outbox --writer--> socket --> `child.py`
                       <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Heartbeat
     watcher: kills the process if it sends no heartbeat, and shuts the connection down when the process has ended
 
@@ -29,8 +29,8 @@ from typing import Any
 
 from tensile_jax.errors import ProcessDied
 from tensile_jax.exec.actor.actor import Wait
-from tensile_jax.exec.process.channel import Answer, Ask, Channel, Heartbeat, InvalidMessage, News, Refused
-from tensile_jax.exec.process.payload import Payload, importing_main
+from tensile_jax.exec.child_process.channel import Answer, Ask, Channel, Heartbeat, InvalidMessage, News, Refused
+from tensile_jax.exec.child_process.payload import Payload, importing_main
 
 _SILENCE_S = 60.0  # the longest time without a heartbeat; there should be one every two seconds
 _START_S = 600.0  # the longest time until the first heartbeat: the process imports JAX
@@ -38,7 +38,7 @@ _LOOK_S = 1.0  # seconds between two looks of the watcher
 _END_S = 5.0  # how long the process may take to end, with the user's generator
 _COMMAND = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
-    "from tensile_jax.exec.process.child import main; main(int(sys.argv[1]))"
+    "from tensile_jax.exec.child_process.child import main; main(int(sys.argv[1]))"
 )
 _UNGUARDED = (
     "A job's own process imports the main module, which starts a job's own process when it is imported. Put what the script does "

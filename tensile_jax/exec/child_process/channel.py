@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tensile_jax.exec.process.carried_exception import CarriedException
+from tensile_jax.exec.child_process.carried_exception import CarriedException
 
 _CHUNK = 1 << 24  # bytes; text that another program writes into the socket is read as a larger size
 

@@ -20,8 +20,8 @@ import pytest
 import tensile_jax as tensile
 from tensile_jax.errors import JobFailed, ProcessDied
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.process import job_process as process
-from tensile_jax.exec.process.isolated_actor import IsolatedActor
+from tensile_jax.exec.child_process import job_process as process
+from tensile_jax.exec.child_process.isolated_actor import IsolatedActor
 from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.runtime import Runtime
 from tests.exec import isolated_jobs as jobs

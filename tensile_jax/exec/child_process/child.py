@@ -28,12 +28,12 @@ from tensile_jax.exec.actor.local_actor import LocalActor
 from tensile_jax.exec.actor.missing import NO_BATCH
 from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.child_process.carried_exception import carry
+from tensile_jax.exec.child_process.channel import Answer, Ask, Channel, Heartbeat, News, Refused
+from tensile_jax.exec.child_process.isolated_actor import Made
+from tensile_jax.exec.child_process.payload import PackedTree, Payload, pack_structure, pack_tree
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
-from tensile_jax.exec.process.carried_exception import carry
-from tensile_jax.exec.process.channel import Answer, Ask, Channel, Heartbeat, News, Refused
-from tensile_jax.exec.process.isolated_actor import Made
-from tensile_jax.exec.process.payload import PackedTree, Payload, pack_structure, pack_tree
 from tensile_jax.exec.transfer import Device, Transfer, places_on_host
 from tensile_jax.plan.analysis.access import AccessSequence
 

@@ -13,11 +13,11 @@ import pytest
 
 from tensile_jax.errors import BudgetTooSmall, ProcessDied
 from tensile_jax.exec.actor.entrypoint import Entrypoint
-from tensile_jax.exec.process import job_process
-from tensile_jax.exec.process.carried_exception import CarriedException, carry
-from tensile_jax.exec.process.channel import Answer, Channel, Heartbeat, InvalidMessage
-from tensile_jax.exec.process.job_process import JobProcess
-from tensile_jax.exec.process.payload import pack_job, pack_tree
+from tensile_jax.exec.child_process import job_process
+from tensile_jax.exec.child_process.carried_exception import CarriedException, carry
+from tensile_jax.exec.child_process.channel import Answer, Channel, Heartbeat, InvalidMessage
+from tensile_jax.exec.child_process.job_process import JobProcess
+from tensile_jax.exec.child_process.payload import pack_job, pack_tree
 from tests.exec import isolated_jobs as jobs
 
 Ends = tuple[Channel, Channel, socket.socket]
