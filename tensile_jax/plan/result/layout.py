@@ -65,6 +65,11 @@ class Layout:
     boundaries: tuple[int, ...]
     residencies: Residencies
 
+    @property
+    def key(self) -> object:
+        """Equal for layouts that are the same."""
+        return self.boundaries, tuple(sorted(self.residencies.items()))
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:

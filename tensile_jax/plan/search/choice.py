@@ -52,7 +52,7 @@ class Choice:
         """Equal for choices that are the same."""
         if self.layout is None:
             return None
-        return self.layout.boundaries, tuple(sorted(self.layout.residencies.items())), self.barriers
+        return self.layout.key, self.barriers
 
 
 Policy = Callable[[StepModel, float, CompiledSizes], Choice | None]
