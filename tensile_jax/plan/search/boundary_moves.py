@@ -14,12 +14,15 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
     new = schedule.copy(schedule.cuts[:j] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
-        if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
+        if not several:
             continue
-        if several[0].first > j and len(several) == 1:
-            first, last, arrival, leaves = several[0]
-            residencies[t] = (Residency(first - 1, last - 1, arrival, leaves),)
-            continue
+        if len(several) == 1:  # as most tensors have
+            ((first, last, arrival, leaves),) = several
+            if last < j and not leaves:
+                continue
+            if first > j:
+                residencies[t] = (Residency(first - 1, last - 1, arrival, leaves),)
+                continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:
             if first >= j:
@@ -62,12 +65,15 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     new = schedule.copy(schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
-        if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
+        if not several:
             continue
-        if several[0].first > j + 1 and len(several) == 1:
-            first, last, arrival, leaves = several[0]
-            residencies[t] = (Residency(first + 1, last + 1, arrival, leaves),)
-            continue
+        if len(several) == 1:
+            ((first, last, arrival, leaves),) = several
+            if last < j and not leaves:
+                continue
+            if first > j + 1:
+                residencies[t] = (Residency(first + 1, last + 1, arrival, leaves),)
+                continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:
             if first > j:

@@ -65,22 +65,22 @@ _PARTS = tuple(part / 100 for part in range(30, 95, 5))  # of the limit: the lar
 _REPAIRS = 400  # moves of a repair
 _LEAST_REPAIRS = 30  # moves of a repair of the schedule with the least peak
 _PROMISING = 1.05  # of the fastest repaired schedule's time: slower ones are not repaired any further
-_OTHERS, _MOST_OTHERS = 100_000, 40_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
-_TIRED = 10_000  # evaluations without a successful repair after which a higher limit is tried
+_OTHERS, _MOST_OTHERS = 30_000, 12_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
+_TIRED = 3_000  # evaluations without a successful repair after which a higher limit is tried
 _LIKELY = 1.2  # of the time without state on the host: slower schedules of the second search are not repaired any further
-_EVALUATIONS = 4000  # to improve one schedule
+_EVALUATIONS = 2400  # to improve one schedule
 _LOWER = 0.97  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
 _STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
 _NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
-_MORE_EVALUATIONS = 12_000  # for all of these repetitions
-_ALL_EVALUATIONS = 6000  # after which no start with `spread` is tried, and then no further schedule is improved
+_MORE_EVALUATIONS = 7_200  # for all of these repetitions
+_ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
 _SLOW = 1.1  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
 _IMPROVED = 2.0  # of the wanted time: schedules that are no slower may become that fast when they are improved
 _UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
 _SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
 _LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
-_DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000  # evaluations to lower the peak of each start, and to repair one schedule
+_DESCENT, _LEAST_EVALUATIONS = 4_500, 900  # evaluations to lower the peak of each start, and to repair one schedule
 
 
 def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:

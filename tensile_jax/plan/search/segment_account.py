@@ -66,9 +66,11 @@ class PartialSegment:
         self._wanted = wanted
         self._kept = step.written | there | wanted  # what XLA writes
         self._through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
+        self._through_again: dict[int, int] = {}  # the same where further tensors are wanted
         self._sequence: list[_Ran] = []
         self._have: int = there
         self.used = self.again = self.heavy = 0
+        self.asked = 0  # the tensors of which it matters whether they are there
         self.again_us = 0.0
 
     def compute(self, missing: int) -> bool:
@@ -82,6 +84,7 @@ class PartialSegment:
             recipe = self._step.recipes[low.bit_length() - 1]
             if recipe is None:
                 return False
+            self.asked |= recipe.reads | recipe.makes
             need = recipe.reads & ~self._have
             if need:
                 if len(waiting) > len(self._step.recipes):  # bundles that need parts of one another
@@ -106,23 +109,28 @@ class PartialSegment:
         """Run nodes; False if something that they read is missing and cannot be computed again."""
         step, kept, there, through, add = self._step, self._kept, self._there, self._through, self._sequence.append
         sources = step.sources
-        used = 0
+        unwritten = ~kept
+        used = asked = 0
         for read, made, extra, derived in zip(
             step.reads[begin:end], step.makes[begin:end], step.extra[begin:end], step.through[begin:end], strict=True
         ):
             have = self._have
+            asked |= read | made
             missing = read & ~have
             if missing:
                 if not self.compute(missing):
+                    self.asked |= asked
                     return False
                 have = self._have
             used |= read
             if derived & self._unmade:
                 self._derive(derived)
             made &= ~have
-            add((read, made, extra, False, _fused(read, made, kept, through, sources)))
+            plain = not read & unwritten and (made & kept or sources)  # as most nodes are
+            add((read, made, extra, False, read if plain else _fused(read, made, kept, through, sources)))
             self._have = have | made
         self.used |= used & there
+        self.asked |= asked
         self.heavy += sum(step.heavy[begin:end])
         return True
 
@@ -155,19 +163,25 @@ class PartialSegment:
         found: list[_Ran] = []
         for read, made, extra, again, _ in self._sequence:
             found.append((read, made, extra, again, _fused(read, made, kept, through, self._step.sources)))
+        self._through_again = through
         return found
+
+    def ask_sources(self) -> None:
+        """In a bundled step, it also matters whether the sources of bundles that XLA does not write are there."""
+        for read in (*self._through.values(), *self._through_again.values()):
+            self.asked |= read
 
     def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
         """`shared` and `alone`, by the formulas above, if these tensors are wanted."""
         sizes = self._step.sizes
         own = self._have & ~self._there & self._step.written & ~wanted
+        results = wanted & ~aliased
         dies: list[int] = []
         unseen = own
         for _, made, _, _, read in reversed(sequence):
-            last = (read | made) & unseen
+            if last := (read | made) & unseen:
+                unseen ^= last
             dies.append(last)
-            unseen ^= last
-        results = wanted & ~aliased
         live = alone = shared = out = 0
         for (_, made, extra, _, _), last in zip(sequence, reversed(dies), strict=True):
             if made:
@@ -229,7 +243,16 @@ def account_of(step: Condensed, begin: int, end: int, there: int, wanted: int, a
         there, wanted: sets of tensors; `wanted` has none that is in `there`.
         aliased: the part of `wanted` that takes over the memory of inputs.
     """
+    return asked_account_of(step, begin, end, there, wanted, aliased)[0]
+
+
+def asked_account_of(
+    step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int
+) -> tuple[SegmentAccount | None, int]:
+    """The same, and the tensors of which it matters to the account whether they are there."""
     segment = PartialSegment(step, begin, there, wanted)
-    if not segment.run(begin, end) or not segment.finish():
-        return None
-    return segment.account(sum(step.us[begin:end]), wanted, aliased)
+    can_run = segment.run(begin, end) and segment.finish()
+    found = segment.account(sum(step.us[begin:end]), wanted, aliased) if can_run else None
+    if step.sources:
+        segment.ask_sources()
+    return found, segment.asked

@@ -12,7 +12,7 @@ from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.latest_results import LatestResults
-from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
+from tensile_jax.plan.search.segment_account import SegmentAccount, asked_account_of
 from tensile_jax.plan.search.timing import GRID_US
 from tensile_jax.plan.search.workspace import CompiledSizes, SegmentKey, predicted_workspace, ratio_near
 
@@ -72,7 +72,8 @@ class Evaluator:
             self._deep.append(found)
         self._relevant: dict[tuple[int, int], int] = {}
         self._made: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
+        self._known: dict[tuple[int, int, int, int], dict[int, dict[int, Evaluated | None]]] = {}
+        # by segment and what it leaves, by the tensors that matter and by those of them that are there
         self.evaluated = 0  # segments, a long one as often as it takes longer; and schedules that were tried
         self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
         self.nothing = SegmentAccount(0.0, 0.0, 0, 0, 0, 0, 0)
@@ -119,20 +120,28 @@ class Evaluator:
 
     def evaluate(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
         """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
-        key = a, b, there & self.relevant(a, b, wanted), wanted, aliased
-        if key not in self._known:
-            self._known[key] = self._evaluated(*key)
-        return self._known[key]
+        key = a, b, wanted, aliased
+        several = self._known.get(key)
+        if several is None:
+            several = self._known[key] = {}
+        for asked, known in several.items():
+            if there & asked in known:
+                return known[there & asked]
+        found, asked = self._evaluated(a, b, there, wanted, aliased)
+        several.setdefault(asked, {})[there & asked] = found
+        return found
 
-    def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
+    def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> tuple[Evaluated | None, int]:
+        """The segment, and the tensors of which it matters whether they are there."""
         step = self.condensed
         if b - a > 1 and any(a <= i < b for i in step.alone):
-            return None
+            return None, 0
         self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
-        found = account_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
+        found, asked = asked_account_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
         if found is None:
-            return None
-        return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
+            return None, asked
+        written_us = step.crossing_bytes(wanted) / self.profile.bytes_per_us
+        return Evaluated(found, step.bytes_of(wanted & ~aliased), written_us), asked
 
     def count_schedule(self) -> None:
         """Count one more schedule that was tried, as one evaluated segment."""
