@@ -318,7 +318,7 @@ def merges(schedule: Schedule, j: int, limit: float) -> Iterator[Lowering]:
 
 
 def _merged_under(schedule: Schedule, i: int, limit: float) -> Schedule | None:
-    new = merged(schedule, i)
+    new = merged(schedule, i, limit=limit)
     return new if new is not None and new.peaks[i - 1] <= limit else None
 
 
@@ -467,7 +467,7 @@ def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | No
 def _merge(schedule: Schedule, cut: int) -> Schedule | None:
     if cut not in schedule.cuts[1:-1]:
         return None
-    return merged(schedule, schedule.cuts.index(cut))
+    return merged(schedule, schedule.cuts.index(cut), upper=schedule.cost - _EPS)
 
 
 def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
@@ -478,4 +478,4 @@ def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
     if not schedule.cuts[j - 1] < to < schedule.cuts[j + 1]:
         return None
     new = split(schedule, j if d > 0 else j - 1, to)
-    return None if new is None else merged(new, j if d > 0 else j + 1)
+    return None if new is None else merged(new, j if d > 0 else j + 1, upper=schedule.cost - _EPS)

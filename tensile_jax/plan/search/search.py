@@ -73,6 +73,7 @@ _LOWER = 0.97  # of the limit: what the fastest schedule is repaired under, to b
 _STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
 _NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
 _MORE_EVALUATIONS = 7_200  # for all of these repetitions
+_BEHIND = 1.04  # of the fastest repaired schedule's time: slower ones are not improved
 _ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
 _SLOW = 1.1  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
@@ -193,7 +194,7 @@ def _from_cuts(model: StepModel, evaluator: Evaluator, limit: float, upper: floa
     found.sort(key=lambda schedule: schedule.cost)
     best = improve(found[0], limit, _EVALUATIONS)
     for schedule in found[1:]:
-        if evaluator.evaluated >= end:
+        if evaluator.evaluated >= end or schedule.cost > _BEHIND * found[0].cost:
             break
         improved = improve(schedule, limit, _EVALUATIONS, wanted=best.cost)
         best = min(best, improved, key=lambda schedule: schedule.cost)

@@ -9,7 +9,7 @@ from operator import xor
 
 from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
 from tensile_jax.plan.search.condensed_step import Condensed, members
-from tensile_jax.plan.search.schedule import Schedule, Several
+from tensile_jax.plan.search.schedule import UNSEEN, Schedule, Several
 from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.timing import CopiesOfAll
 
@@ -87,6 +87,7 @@ def assemble(evaluator: Evaluator, cuts: list[int], residencies: list[Several], 
         [0] * k,
         [0.0] * k,
         [0.0] * k,
+        [UNSEEN] * k,
     )
     for t, those in enumerate(residencies):
         if those:
