@@ -67,13 +67,14 @@ _LEAST_REPAIRS = 30  # moves of a repair of the schedule with the least peak
 _PROMISING = 1.05  # of the fastest repaired schedule's time: slower ones are not repaired any further
 _OTHERS, _MOST_OTHERS = 30_000, 12_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
 _TIRED = 3_000  # evaluations without a successful repair after which a higher limit is tried
+_GOOD = 1.0  # of the whole step's time: a plan that is no slower is taken although state may be on the host
 _LIKELY = 1.2  # of the time without state on the host: slower schedules of the second search are not repaired any further
-_EVALUATIONS = 2400  # to improve one schedule
+_EVALUATIONS, _FEWEST, _MOST = 20_000, 1200, 4000  # to improve one schedule: times its slowdown, within these bounds
 _LOWER = 0.97  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
 _STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
 _NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
-_MORE_EVALUATIONS = 7_200  # for all of these repetitions
-_BEHIND = 1.04  # of the fastest repaired schedule's time: slower ones are not improved
+_MORE_EVALUATIONS = 3  # for all of these repetitions: times those to improve one schedule
+_BEHIND, _SMALL = 1.04, 1000  # of the fastest repaired schedule's time: slower ones are not improved after so many evaluations
 _ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
 _SLOW = 1.1  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
@@ -91,12 +92,15 @@ def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule
     makes a plan slower.
     """
     evaluator = model.search_evaluator.with_measured(measured)
-    if not evaluator.new_of:
-        return _fastest(model, evaluator, limit)
-    staying = _fastest(model, evaluator.without_state_out(), limit)
-    best = _fastest(model, evaluator, limit, float("inf") if staying is None else _LIKELY * staying.cost)
-    both = [schedule for schedule in (staying, best) if schedule is not None]
-    return min(both, key=lambda schedule: schedule.cost, default=None)
+    found: list[Schedule | None] = []
+    if evaluator.new_of:
+        found.append(_improved_once(model, evaluator.without_state_out(), limit, float("inf"), may_rise=False))
+    if (staying := min(map(_cost, found), default=float("inf"))) > _GOOD * model.whole_us:
+        found.append(_improved_once(model, evaluator, limit, _LIKELY * staying))
+    best = min(found, key=_cost)
+    if best is None or best.cost < _NOT_PERTURBED * model.whole_us:
+        return best
+    return _perturbed(model, best, limit)
 
 
 def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float = float("inf")) -> Schedule | None:
@@ -107,17 +111,28 @@ def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float =
     return _improved_once(model, model.search_evaluator.with_measured(measured), limit, _IMPROVED * upper)
 
 
-def _fastest(model: StepModel, evaluator: Evaluator, limit: float, upper: float = float("inf")) -> Schedule | None:
-    """What `fastest` describes, with one evaluator. Schedules that are much slower than `upper` are given up early."""
-    best = _improved_once(model, evaluator, limit, upper)
-    if best is None or best.cost < _NOT_PERTURBED * model.whole_us or best.cost > upper:
-        return best
-    return _perturbed(best, limit)
+def _cost(schedule: Schedule | None) -> float:
+    return float("inf") if schedule is None else schedule.cost
 
 
-def _improved_once(model: StepModel, evaluator: Evaluator, limit: float, upper: float) -> Schedule | None:
-    """The schedule with which the search goes on. It is remembered, since variants of a step are ranked by it first."""
-    return evaluator.found("cuts", (limit, upper), lambda: _from_cuts(model, evaluator, limit, upper, may_rise=True))
+def _improved_once(
+    model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool = True
+) -> Schedule | None:
+    """The schedule with which the search goes on. It is remembered, since variants of a step are ranked by it first.
+
+    Schedules that are much slower than `upper` are given up early.
+    """
+    found = partial(_from_cuts, model, evaluator, limit, upper, may_rise=may_rise)
+    return evaluator.found("cuts", (limit, upper, may_rise), found)
+
+
+def _improved(model: StepModel, schedule: Schedule, limit: float, wanted: float = float("inf")) -> Schedule:
+    """The schedule, improved with effort in proportion to how much slower it is than the whole step."""
+    return improve(schedule, limit, int(_evaluations(model, schedule)), wanted)
+
+
+def _evaluations(model: StepModel, schedule: Schedule) -> float:
+    return min(max(_FEWEST, _EVALUATIONS * (schedule.cost / model.whole_us - 1)), _MOST)
 
 
 def _from_higher_limits(model: StepModel, evaluator: Evaluator, limit: float, upper: float) -> Schedule | None:
@@ -126,43 +141,47 @@ def _from_higher_limits(model: StepModel, evaluator: Evaluator, limit: float, up
     None if a repair fails, or if a schedule is slower than `upper` already.
     """
     highest, *lower = _LIMITS
-    schedule = _from_cuts(model, evaluator, highest * limit, upper)
+    schedule = _from_cuts(model, evaluator, highest * limit, upper, may_rise=False, with_others=False)
     for part in lower:
         schedule = None if schedule is None else repair(schedule, part * limit, _REPAIRS, upper)
         if schedule is None:
             return None
-        schedule = improve(schedule, part * limit, _EVALUATIONS)
+        schedule = _improved(model, schedule, part * limit)
     return schedule
 
 
-def _perturbed(best: Schedule, limit: float) -> Schedule:
+def _perturbed(model: StepModel, best: Schedule, limit: float) -> Schedule:
     """A faster schedule, found by iterated local search: repaired under a lower limit, and improved under the limit again.
 
     It ends after `_MORE_EVALUATIONS`, or once that has not led to a faster schedule.
     """
-    end = best.evaluator.evaluated + _MORE_EVALUATIONS
+    end = best.evaluator.evaluated + _MORE_EVALUATIONS * _evaluations(model, best)
     while best.evaluator.evaluated < end:
         repaired = repair(best, _LOWER * limit, _REPAIRS)
-        improved = None if repaired is None else improve(repaired, limit, _EVALUATIONS)
+        improved = None if repaired is None else _improved(model, repaired, limit)
         if improved is None or improved.cost >= _STILL_FASTER * best.cost:
             break
         best = improved
     return best
 
 
-def _from_cuts(model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool = False) -> Schedule | None:
+def _from_cuts(
+    model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool, with_others: bool = True
+) -> Schedule | None:
     """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak.
 
     Args:
         may_rise: whether to descend from higher limits if all repaired schedules are slow, or once many repairs have failed.
             Schedules that are slower than the result are then given up early.
+        with_others: whether to improve other schedules than the fastest of a step that is not small.
     """
     if limit < necessary_bytes(evaluator):
         return None
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
     schedule_of = cache(partial(starting, model, evaluator, limit=limit))
-    end, tired = evaluator.evaluated + _ALL_EVALUATIONS, evaluator.evaluated + _TIRED
+    begun_at = evaluator.evaluated
+    end, tired = begun_at + _ALL_EVALUATIONS, begun_at + _TIRED
 
     def add(schedule: Schedule | None) -> None:
         nonlocal upper
@@ -192,11 +211,12 @@ def _from_cuts(model: StepModel, evaluator: Evaluator, limit: float, upper: floa
         return None
     end = evaluator.evaluated + _ALL_EVALUATIONS
     found.sort(key=lambda schedule: schedule.cost)
-    best = improve(found[0], limit, _EVALUATIONS)
+    best = _improved(model, found[0], limit)
+    is_small = evaluator.evaluated < begun_at + _SMALL
     for schedule in found[1:]:
-        if evaluator.evaluated >= end or schedule.cost > _BEHIND * found[0].cost:
+        if evaluator.evaluated >= end or not (is_small or (with_others and schedule.cost <= _BEHIND * found[0].cost)):
             break
-        improved = improve(schedule, limit, _EVALUATIONS, wanted=best.cost)
+        improved = _improved(model, schedule, limit, wanted=best.cost)
         best = min(best, improved, key=lambda schedule: schedule.cost)
     return best
 
@@ -290,7 +310,7 @@ def _sought_least(model: StepModel, evaluator: Evaluator) -> Schedule:
         lowest = _joined(_all_absent(evaluator))
     else:
         everything = _least(free, free.search_evaluator.with_measured(evaluator.measured))
-        lowest = _within_host_limit(evaluator, improve(everything, everything.peak, _EVALUATIONS))
+        lowest = _within_host_limit(evaluator, improve(everything, everything.peak, _MOST))
     if not may_swap_all:
         begun = starting(model, evaluator, _LEAST_KEPT, 0.0)
         both = [lowest, *([] if begun is None else [_joined(begun)])]
