@@ -349,7 +349,9 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
     end = evaluator.evaluated + budget
 
     def saves(new: Schedule | None) -> TypeGuard[Schedule]:
-        return new is not None and new.cost < schedule.cost - _EPS and new.keeps_host_limit
+        if new is None or new.least_cost >= schedule.cost - _EPS:
+            return False
+        return new.cost < schedule.cost - _EPS and new.keeps_host_limit
 
     while evaluator.evaluated < end:
         before = schedule.cost

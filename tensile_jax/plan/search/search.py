@@ -70,14 +70,14 @@ _TIRED = 3_000  # evaluations without a successful repair after which a higher l
 _GOOD = 1.0  # of the whole step's time: a plan that is no slower is taken although state may be on the host
 _LIKELY = 1.2  # of the time without state on the host: slower schedules of the second search are not repaired any further
 _EVALUATIONS, _FEWEST, _MOST = 20_000, 1200, 4000  # to improve one schedule: times its slowdown, within these bounds
-_LOWER = 0.97  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
+_LOWER = (0.97, 0.93, 0.87)  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
 _STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
 _NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
 _MORE_EVALUATIONS = 3  # for all of these repetitions: times those to improve one schedule
 _BEHIND, _SMALL = 1.04, 1000  # of the fastest repaired schedule's time: slower ones are not improved after so many evaluations
 _ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
-_SLOW = 1.1  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
+_SLOW = 1.25  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
 _IMPROVED = 2.0  # of the wanted time: schedules that are no slower may become that fast when they are improved
 _UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
 _SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
@@ -144,8 +144,8 @@ def _from_higher_limits(model: StepModel, evaluator: Evaluator, limit: float, up
     schedule = _from_cuts(model, evaluator, highest * limit, upper, may_rise=False, with_others=False)
     for part in lower:
         schedule = None if schedule is None else repair(schedule, part * limit, _REPAIRS, upper)
-        if schedule is None:
-            return None
+        if schedule is None or part == lower[-1]:  # the last one is improved beside the others
+            return schedule
         schedule = _improved(model, schedule, part * limit)
     return schedule
 
@@ -156,12 +156,17 @@ def _perturbed(model: StepModel, best: Schedule, limit: float) -> Schedule:
     It ends after `_MORE_EVALUATIONS`, or once that has not led to a faster schedule.
     """
     end = best.evaluator.evaluated + _MORE_EVALUATIONS * _evaluations(model, best)
+    lower = iter(_LOWER)
+    part = next(lower)
     while best.evaluator.evaluated < end:
-        repaired = repair(best, _LOWER * limit, _REPAIRS)
+        repaired = repair(best, part * limit, _REPAIRS)
         improved = None if repaired is None else _improved(model, repaired, limit)
         if improved is None or improved.cost >= _STILL_FASTER * best.cost:
-            break
-        best = improved
+            part = next(lower, None) if best.cost > _SLOW * model.whole_us else None
+            if part is None:
+                break
+        else:
+            best = improved
     return best
 
 
@@ -211,8 +216,8 @@ def _from_cuts(
         return None
     end = evaluator.evaluated + _ALL_EVALUATIONS
     found.sort(key=lambda schedule: schedule.cost)
-    best = _improved(model, found[0], limit)
     is_small = evaluator.evaluated < begun_at + _SMALL
+    best = _improved(model, found[0], limit)
     for schedule in found[1:]:
         if evaluator.evaluated >= end or not (is_small or (with_others and schedule.cost <= _BEHIND * found[0].cost)):
             break
