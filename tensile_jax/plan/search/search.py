@@ -68,19 +68,21 @@ _PROMISING = 1.05  # of the fastest repaired schedule's time: slower ones are no
 _OTHERS, _MOST_OTHERS = 30_000, 12_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
 _TIRED = 3_000  # evaluations without a successful repair after which a higher limit is tried
 _GOOD = 1.0  # of the whole step's time: a plan that is no slower is taken although state may be on the host
+_ACCEPTABLE = 1.1  # of the whole step's time: slower schedules without state on the host are given up early at first
 _LIKELY = 1.2  # of the time without state on the host: slower schedules of the second search are not repaired any further
 _EVALUATIONS, _FEWEST, _MOST = 20_000, 1200, 4000  # to improve one schedule: times its slowdown, within these bounds
 _LOWER = (0.97, 0.93, 0.87)  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
 _STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
 _NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
 _MORE_EVALUATIONS = 3  # for all of these repetitions: times those to improve one schedule
-_BEHIND, _SMALL = 1.04, 1000  # of the fastest repaired schedule's time: slower ones are not improved after so many evaluations
+_BEHIND = 1.04  # of the fastest repaired schedule's time: slower ones are not improved, except of small steps
+_SMALL = 64  # nodes of a small step
 _ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
 _SLOW = 1.25  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
 _IMPROVED = 2.0  # of the wanted time: schedules that are no slower may become that fast when they are improved
 _UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
-_SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
+_SHRINK, _MOST_SHRINK = 0.97, 0.8  # of the least peak found so far: the next limit that is tried at first, and the lowest
 _LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
 _DESCENT, _LEAST_EVALUATIONS = 4_500, 900  # evaluations to lower the peak of each start, and to repair one schedule
 
@@ -92,12 +94,7 @@ def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule
     makes a plan slower.
     """
     evaluator = model.search_evaluator.with_measured(measured)
-    found: list[Schedule | None] = []
-    if evaluator.new_of:
-        found.append(_improved_once(model, evaluator.without_state_out(), limit, float("inf"), may_rise=False))
-    if (staying := min(map(_cost, found), default=float("inf"))) > _GOOD * model.whole_us:
-        found.append(_improved_once(model, evaluator, limit, _LIKELY * staying))
-    best = min(found, key=_cost)
+    best = _either(model, evaluator, limit) if evaluator.new_of else _improved_once(model, evaluator, limit, float("inf"))
     if best is None or best.cost < _NOT_PERTURBED * model.whole_us:
         return best
     return _perturbed(model, best, limit)
@@ -109,6 +106,21 @@ def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float =
     None if there is none, or if nothing faster than `upper` seems to exist.
     """
     return _improved_once(model, model.search_evaluator.with_measured(measured), limit, _IMPROVED * upper)
+
+
+def _either(model: StepModel, evaluator: Evaluator, limit: float) -> Schedule | None:
+    """The faster one of a schedule that keeps state on the device between iterations and one that need not.
+
+    The first one is sought again, without an upper limit on its time, only if both are slow.
+    """
+    inside, likely = evaluator.without_state_out(), _ACCEPTABLE * model.whole_us
+    staying = _improved_once(model, inside, limit, likely, may_rise=False)
+    if _cost(staying) <= _GOOD * model.whole_us:
+        return staying
+    found = [staying, _improved_once(model, evaluator, limit, _LIKELY * _cost(staying))]
+    if min(map(_cost, found)) > likely:
+        found.append(_improved_once(model, inside, limit, _cost(found[1]), may_rise=found[1] is None))
+    return min(found, key=_cost)
 
 
 def _cost(schedule: Schedule | None) -> float:
@@ -185,8 +197,7 @@ def _from_cuts(
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
     schedule_of = cache(partial(starting, model, evaluator, limit=limit))
-    begun_at = evaluator.evaluated
-    end, tired = begun_at + _ALL_EVALUATIONS, begun_at + _TIRED
+    end, tired = evaluator.evaluated + _ALL_EVALUATIONS, evaluator.evaluated + _TIRED
 
     def add(schedule: Schedule | None) -> None:
         nonlocal upper
@@ -216,7 +227,7 @@ def _from_cuts(
         return None
     end = evaluator.evaluated + _ALL_EVALUATIONS
     found.sort(key=lambda schedule: schedule.cost)
-    is_small = evaluator.evaluated < begun_at + _SMALL
+    is_small = len(evaluator.condensed.reads) <= _SMALL
     best = _improved(model, found[0], limit)
     for schedule in found[1:]:
         if evaluator.evaluated >= end or not (is_small or (with_others and schedule.cost <= _BEHIND * found[0].cost)):
@@ -335,12 +346,16 @@ def _descended(schedule: Schedule) -> Schedule:
 
 
 def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | None]) -> Schedule:
-    """What `under` makes of the schedule under lower and lower limits, as long as it finds something."""
+    """What `under` makes of the schedule under lower and lower limits, as long as it finds something. Steps grow until one fails."""
+    shrink = _SHRINK
     while True:
-        lower = under(schedule, _SHRINK * schedule.peak)
-        if lower is None or lower.peak >= schedule.peak:
+        lower = under(schedule, shrink * schedule.peak)
+        if lower is not None and lower.peak < schedule.peak:
+            schedule, shrink = lower, max(shrink**2, _MOST_SHRINK)
+        elif shrink < _SHRINK:
+            shrink = _SHRINK
+        else:
             return schedule
-        schedule = lower
 
 
 def _lower(model: StepModel, evaluator: Evaluator, schedule: Schedule, limit: float, *, repairs_only: bool) -> Schedule | None:

@@ -30,10 +30,6 @@ _Ran = tuple[int, int, int, bool, int]
 that XLA does not write are fused into it."""
 
 
-def _runs_first(ran: _Ran) -> bool:
-    return not ran[3]
-
-
 class SegmentAccount(NamedTuple):
     """What a segment runs and needs; tensors are sets (bits).
 
@@ -153,16 +149,19 @@ class PartialSegment:
         sequence = self._sequence if not wanted & ~self._kept else self._fused_again(wanted)
         late, early = self._most(sequence, wanted, aliased)
         if self.again:
-            _, early = self._most(sorted(sequence, key=_runs_first), wanted, aliased)
+            in_order = [ran for ran in sequence if ran[3]] + [ran for ran in sequence if not ran[3]]
+            _, early = self._most(in_order, wanted, aliased)
         return SegmentAccount(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
 
     def _fused_again(self, wanted: int) -> list[_Ran]:
         """What has run, where other light tensors are written, since they are wanted."""
-        kept = self._kept | wanted
+        kept, sources = self._kept | wanted, self._step.sources
+        unwritten = ~kept
         through: dict[int, int] = {}
         found: list[_Ran] = []
         for read, made, extra, again, _ in self._sequence:
-            found.append((read, made, extra, again, _fused(read, made, kept, through, self._step.sources)))
+            plain = not read & unwritten and (made & kept or sources)
+            found.append((read, made, extra, again, read if plain else _fused(read, made, kept, through, sources)))
         self._through_again = through
         return found
 
@@ -172,31 +171,29 @@ class PartialSegment:
             self.asked |= read
 
     def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
-        """`shared` and `alone`, by the formulas above, if these tensors are wanted."""
+        """`shared` and `alone`, by the formulas above, if these tensors are wanted. It goes from the last step to the first."""
         sizes = self._step.sizes
-        own = self._have & ~self._there & self._step.written & ~wanted
+        made_here = self._have & ~self._there
+        own = made_here & self._step.written & ~wanted
         results = wanted & ~aliased
-        dies: list[int] = []
         unseen = own
-        for _, made, _, _, read in reversed(sequence):
+        live = alone = shared = 0
+        out = sizes[results & made_here]
+        for _, made, extra, _, read in reversed(sequence):
             if last := (read | made) & unseen:
                 unseen ^= last
-            dies.append(last)
-        live = alone = shared = out = 0
-        for (_, made, extra, _, _), last in zip(sequence, reversed(dies), strict=True):
-            if made:
-                if temporary := made & own:
-                    live += sizes[temporary]
-                if result := made & results:
-                    out += sizes[result]
+                live += sizes[last]
             need = live + extra
             if need > alone:
                 alone = need
             if need + out > shared:
                 shared = need + out
-            if last:
-                live -= sizes[last]
-        return max(0, shared - self._step.bytes_of(results)), alone
+            if made:
+                if temporary := made & own:
+                    live -= sizes[temporary]
+                if result := made & results:
+                    out -= sizes[result]
+        return max(0, shared - sizes[results]), alone
 
 
 def _fused(read: int, made: int, kept: int, through: dict[int, int], sources: Mapping[int, int]) -> int:

@@ -159,7 +159,7 @@ def _segments(
                 aliased = evaluator.aliased(there, after, wanted)
                 account = begun.account(bounds[b], us, wanted, aliased)
                 workspace, _ = evaluator.workspace(possible[a], possible[b], account, wanted)
-                peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
+                peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.sizes[wanted & ~aliased] + workspace
                 yield a, b, peak, cost_us
                 misses = misses + 1 if peak > stop else 0
             elif misses:

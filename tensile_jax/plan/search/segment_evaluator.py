@@ -195,7 +195,7 @@ class Evaluator:
         if found is None:
             return None, asked
         written_us = step.crossing_bytes(wanted) / self.profile.bytes_per_us
-        return Evaluated(found, step.bytes_of(wanted & ~aliased), written_us, asked), asked
+        return Evaluated(found, step.sizes[wanted & ~aliased], written_us, asked), asked
 
     def count_schedule(self) -> None:
         """Count one more schedule that was tried, as one evaluated segment."""
