@@ -120,7 +120,7 @@ class Oracle:
         evaluated = evaluator.evaluate(a, b, there, results, aliased)
         if evaluated is None:
             return None
-        account, result_bytes, _ = evaluated
+        account, result_bytes, _, _ = evaluated
         workspace, _ = evaluator.workspace(a, b, account, results)
         peak = step.base_bytes + int(step.small_bytes[a, b]) + step.bytes_of(account.used) + result_bytes + ceil(workspace)
         return Option(account.used, results, self._olds(aliased), self._us(a, b, account.used, results), peak)

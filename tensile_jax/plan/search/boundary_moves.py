@@ -3,23 +3,50 @@
 Tensors stay on the device for the same time as before (`residency_moves.py` changes that time); only segments are renumbered.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
 from tensile_jax.plan.result.layout import MADE, Residency, may_have
 from tensile_jax.plan.search.condensed_step import members
-from tensile_jax.plan.search.schedule import Schedule
+from tensile_jax.plan.search.schedule import UNSEEN, Schedule
+from tensile_jax.plan.search.segment_evaluator import Evaluated
+
+_residency = cast("Callable[[tuple[int, int, str, bool]], Residency]", partial(tuple.__new__, Residency))
+"""Makes a residency several times as fast as the class does."""
 
 
-def merged(schedule: Schedule, j: int) -> Schedule | None:
-    """The schedule without boundary j: segments j - 1 and j are one."""
+def merged(schedule: Schedule, j: int, *, limit: float = float("inf"), upper: float = float("inf")) -> Schedule | None:
+    """The schedule without boundary j: segments j - 1 and j are one.
+
+    None if the segment cannot run, or if it is evident that it would exceed `limit`, or that the schedule would cost `upper` or
+    more.
+    """
+    evaluator = schedule.evaluator
     used = schedule.accounts[j].used
+    come, left = schedule.at[j] & ~schedule.after[j - 1], schedule.after[j - 1] & ~schedule.at[j]  # at the boundary
+    there, after = schedule.at[j - 1] | come & used, schedule.after[j] & ~(come & ~used) | left
+    a, b, wanted = schedule.cuts[j - 1], schedule.cuts[j + 1], after & ~there
+    joined = evaluator.evaluate(a, b, there, wanted, evaluator.aliased(there, after, wanted))
+    if (
+        joined is None
+        or (upper < float("inf") and schedule.least_cost_joined(j, joined) >= upper)
+        or (limit < float("inf") and _needed(schedule, j, joined, there, wanted) > limit)
+    ):
+        evaluator.count_schedule()
+        return None
     new = schedule.copy(schedule.cuts[:j] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
-        if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
+        if not several:
             continue
-        if several[0].first > j and len(several) == 1:
-            first, last, arrival, leaves = several[0]
-            residencies[t] = (Residency(first - 1, last - 1, arrival, leaves),)
-            continue
+        if len(several) == 1:  # as most tensors have
+            ((first, last, arrival, leaves),) = several
+            if last < j and not leaves:
+                continue
+            if first > j:
+                residencies[t] = (_residency((first - 1, last - 1, arrival, leaves)),)
+                continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:
             if first >= j:
@@ -30,17 +57,25 @@ def merged(schedule: Schedule, j: int) -> Schedule | None:
                 if found and found[-1].last >= first:
                     found[-1] = Residency(found[-1].first, max(last, found[-1].last), found[-1].arrival, leaves)
                 else:
-                    found.append(Residency(first, last, arrival, leaves))
+                    found.append(_residency((first, last, arrival, leaves)))
         residencies[t] = tuple(found)
-    come, left = schedule.at[j] & ~schedule.after[j - 1], schedule.after[j - 1] & ~schedule.at[j]  # at the boundary
-    new.at[j - 1] |= come & used
-    new.held[j - 1] += schedule.evaluator.condensed.bytes_of(come & used)
-    new.after[j - 1 : j + 1] = [schedule.after[j] & ~(come & ~used) | left]
-    for those in (new.at, new.held, new.accounts, new.peaks, new.us, new.written_us):
+    new.at[j - 1] = there
+    new.held[j - 1] += evaluator.condensed.bytes_of(come & used)
+    new.after[j - 1 : j + 1] = [after]
+    for those in (new.at, new.held, new.accounts, new.peaks, new.us, new.written_us, new.seen):
         del those[j]
+    new.seen[j - 1] = UNSEEN
     new.recount_copies(schedule.swapped)
     both = schedule.accounts[j - 1].used | used | schedule.after[j - 1]
     return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
+
+
+def _needed(schedule: Schedule, j: int, joined: Evaluated, there: int, wanted: int) -> int:
+    """The peak, in bytes, of one segment in place of the segments j - 1 and j."""
+    evaluator, step = schedule.evaluator, schedule.evaluator.condensed
+    a, b = schedule.cuts[j - 1], schedule.cuts[j + 1]
+    workspace, _ = evaluator.workspace(a, b, joined.account, wanted)
+    return step.base_bytes + step.bytes_of(there) + int(step.small_bytes[a, b]) + joined.result_bytes + workspace
 
 
 def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
@@ -62,12 +97,15 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     new = schedule.copy(schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
-        if not several or (several[-1].last < j and len(several) == 1 and not several[0].leaves):
+        if not several:
             continue
-        if several[0].first > j + 1 and len(several) == 1:
-            first, last, arrival, leaves = several[0]
-            residencies[t] = (Residency(first + 1, last + 1, arrival, leaves),)
-            continue
+        if len(several) == 1:
+            ((first, last, arrival, leaves),) = several
+            if last < j and not leaves:
+                continue
+            if first > j + 1:
+                residencies[t] = (_residency((first + 1, last + 1, arrival, leaves)),)
+                continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:
             if first > j:
@@ -98,6 +136,7 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     for times in (new.us, new.written_us):
         times.insert(j + 1, times[j])
     new.accounts[j : j + 1] = [before, behind]
+    new.seen[j : j + 1] = [UNSEEN, UNSEEN]
     new.recount_copies(schedule.swapped)
     idle = schedule.accounts[j].used | crossing | new.at[j + 1] & ~new.at[j + 2]
     return new if new.settle(range(j, j + 2), members(idle)) else None

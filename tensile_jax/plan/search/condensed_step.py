@@ -129,7 +129,8 @@ class Condensed:
 
     def crossing_bytes(self, results: int) -> float:
         """The bytes that count as written in addition, if these tensors are results of a segment."""
-        return self.bytes_of(results & ~self.written_as_made) + _CROSSING * self.bytes_of(results & self.written_as_made)
+        sizes = self.sizes
+        return sizes[results & ~self.written_as_made] + _CROSSING * sizes[results & self.written_as_made]
 
     def bytes_of(self, those: int) -> int:
         """The bytes of a set of tensors."""

@@ -12,7 +12,10 @@ same.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from math import sqrt
 from typing import NamedTuple, TypeGuard
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
@@ -28,6 +31,9 @@ _RATED, _LATER_US = 20, 0.25  # moves after which their time per byte is trusted
 _STAGE = 0.93  # of a limit: the next limit of a repair, so that the highest peaks are lowered first
 _TRIED = 8  # moves of which a repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that a move tries to make later
+_AGAIN = 3  # moves rated for a segment before another move that a repair rates again before it finds all anew
+_SLACK = 1.5  # of the next move's rate: a move that is rated again is made if its rate is no more
+_HOPEFUL = 5.0  # of the best rate: moves that are expected to have more are not rated
 _SENT = 3  # pairs of state that one move tries
 _SWAP_RISK = 0.05  # of a copy's time: counted although other work may hide the copy
 _REPAIRS = 16  # moves that repair what a change has brought above the limit
@@ -54,7 +60,7 @@ def repair(
     than `upper` even if each further byte took only a quarter of the time so far.
     """
     begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.evaluator.evaluated + evaluations
-    stage = max(limit, _STAGE * schedule.peak)
+    stage, ranked = max(limit, _STAGE * schedule.peak), RankedMoves()
     for made in range(most):
         if schedule.peak <= limit:
             return schedule
@@ -67,29 +73,78 @@ def repair(
             return None
         if made >= _RATED and _LATER_US * (schedule.cost - begun_us) * excess >= (upper - schedule.cost) * (begun - excess) > 0:
             return None
-        lower = _best_move(schedule, stage, upper)
+        lower = _best_move(schedule, stage, upper, ranked)
         if lower is None:
             return None
         schedule = lower
     return schedule if schedule.peak <= limit else None
 
 
-def _best_move(schedule: Schedule, limit: float, upper: float) -> Schedule | None:
+Lowering = Callable[[Schedule], Schedule | None]
+"""A move that may lower the peak of a segment. It can be made after other moves, as long as the boundaries stay the same."""
+
+
+class RankedMoves:
+    """The moves that a repair has rated for each segment and not made, with their rates, and the boundaries that they belong to."""
+
+    def __init__(self) -> None:
+        self._cuts: list[int] = []
+        self._of: dict[int, list[tuple[float, int, Lowering]]] = {}
+
+    def known(self, schedule: Schedule, j: int) -> list[tuple[float, int, Lowering]]:
+        """The moves known for segment j, a heap of (rate, number, move) that may be changed."""
+        if self._cuts != schedule.cuts:
+            self._cuts = schedule.cuts
+            self._of.clear()
+        return self._of.setdefault(j, [])
+
+
+def _best_move(schedule: Schedule, limit: float, upper: float, ranked: RankedMoves) -> Schedule | None:
     """The schedule after the move that adds the least time for each byte of the excess that it removes, if it is faster than
-    `upper`; None if there is none."""
+    `upper`; None if there is none.
+
+    Moves that were rated for the segment before another move was made are rated again first, the best one first. Such a move is
+    made if it is still about as good as the next one was. Other moves hardly ever make a move better, so few must be rated again.
+    """
     excess, cost = schedule.excess(limit), schedule.cost
+
+    def rated(new: Schedule | None, best: float) -> float:
+        """Time for each byte, or a lower bound of it that is above `best`; infinite if the move must not be made."""
+        less = 0.0 if new is None else excess - new.excess(limit)
+        if new is None or less <= 0 or (least := new.least_cost) >= upper:
+            return float("inf")
+        bound = (max(least - cost, 0.0) + _EPS) / less
+        if bound > best:
+            return bound
+        return (max(new.cost - cost, 0.0) + _EPS) / less if new.cost < upper and new.keeps_host_limit else float("inf")
+
     for j in worst(schedule, limit):
+        known = ranked.known(schedule, j)
+        for _ in range(min(_AGAIN, len(known) - 1)):
+            _, number, move = heappop(known)
+            most = _SLACK * known[0][0]
+            new = move(schedule)
+            rate = rated(new, most)
+            if rate <= most:
+                return new
+            if rate < float("inf"):
+                heappush(known, (rate, number, move))
+        known.clear()
         best: Schedule | None = None
-        best_score = float("inf")
-        for new in lowering(schedule, j, limit, upper - cost):
-            less = excess - new.excess(limit)
-            if less <= 0 or (least := new.least_cost) >= upper or (max(least - cost, 0.0) + _EPS) / less >= best_score:
-                continue
-            score = (max(new.cost - cost, 0.0) + _EPS) / less
-            if score < best_score and new.cost < upper and new.keeps_host_limit:
-                best, best_score = new, score
+        best_rate, best_number = float("inf"), -1
+        for number, (rate, move) in enumerate(lowering(schedule, j, limit, upper - cost)):
+            if rate <= _HOPEFUL * best_rate:
+                new = move(schedule)
+                rate = rated(new, best_rate)
+                if rate < best_rate:
+                    best, best_rate, best_number = new, rate, number
+            if rate < float("inf"):
+                known.append((rate, number, move))
         if best is not None:
+            known[:] = [one for one in known if one[1] != best_number]
+            heapify(known)
             return best
+        known.clear()
     return None
 
 
@@ -98,17 +153,30 @@ def worst(schedule: Schedule, limit: float) -> list[int]:
     return sorted(over, key=lambda j: -schedule.peaks[j])[:3]
 
 
-def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[Schedule]:
-    """Schedules in which segment j may hold less, except those that are expected to add `most_us` or more."""
+def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[tuple[float, Lowering]]:
+    """Moves after which segment j may hold less, except those that are expected to add `most_us` or more.
+
+    Each has an estimate of the time that it adds for each byte of the excess that it removes. The estimate is mostly too low.
+    """
     evaluator = schedule.evaluator
     step = evaluator.condensed
+    cuts, bounds = schedule.cuts, step.boundaries
+    above = [
+        (i, p - limit, sqrt(bounds[cuts[i + 1]] - bounds[cuts[i]])) for i, p in enumerate(schedule.peaks) if p > limit
+    ]
+
+    def rate(us: float, nbytes: float, first: int, end: int) -> float:
+        """Time for each byte of the excess if the segments `first` .. `end - 1` hold so many bytes less."""
+        less = sum(min(nbytes, more) * weight for i, more, weight in above if first <= i < end)
+        return us / less if less else float("inf")
+
     ranked: list[tuple[float, Gap]] = []
     results: list[tuple[float, Gap]] = []
     for gap in residency_moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
         us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
         if step.movable >> gap.t & 1:
-            us = min(us, _swap_us(schedule, gap))
+            us = min(us, _swap_us(schedule, gap, _SWAP_RISK))
         if us < most_us:
             span = sum(1 for p in schedule.peaks[gap.after + 1 : gap.before] if p > limit) + (gap.after == j)
             ranked.append(((us + 1.0) / (step.nbytes[gap.t] * max(span, 1)), gap))
@@ -116,51 +184,69 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
             results.append(((recipe.us + 1.0) / step.nbytes[gap.t], gap))
     ranked.sort()
     for _, gap in ranked[:_TRIED]:
-        yield from released(schedule, gap, j, limit)
+        yield from released(schedule, gap, j, limit, rate)
     for _, gap in sorted(results)[:_LATER]:
-        yield from made_later(schedule, gap)
-    yield from sent_across(schedule, j)
-    if schedule.evaluator.profile.launch_us < most_us:
-        yield from splits(schedule, j)
-    yield from merges(schedule, j, limit)
-    yield from absences_with(schedule, j)
+        recipe = step.recipes[gap.t]
+        us = 0.0 if recipe is None else recipe.us
+        for move in made_later(schedule, gap):
+            yield rate(us, step.nbytes[gap.t], gap.after, gap.before), move
+    launch_us = evaluator.profile.launch_us
+    for move in sent_across(schedule, j):
+        yield 0.0, move
+    if launch_us < most_us:
+        for move in splits(schedule, j):
+            yield rate(launch_us, float("inf"), j, j + 1), move
+    for move in merges(schedule, j, limit):
+        yield 0.0, move
+    for move in absences_with(schedule, j):
+        yield 0.0, move
 
 
-def _swap_us(schedule: Schedule, gap: Gap) -> float:
+def _swap_us(schedule: Schedule, gap: Gap, risk: float) -> float:
     """An estimate of the time that a swap in the gap adds: the part that other work cannot hide, and the work that it slows."""
     evaluator = schedule.evaluator
     copies = evaluator.out_us[gap.t] + evaluator.in_us[gap.t]
     timing = schedule.timing
     room = timing.begins[gap.before] - timing.out_free[min(gap.after + 1, schedule.count)]
-    return max(0.0, copies - room) + (evaluator.profile.copy_share + _SWAP_RISK) * copies
+    return max(0.0, copies - room) + (evaluator.profile.copy_share + risk) * copies
 
 
-def released(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[Schedule]:
-    if gap.before < schedule.count:
-        yield from dropped(schedule, gap)
-    if schedule.evaluator.condensed.movable >> gap.t & 1 and gap.before > gap.after + 1:
+def released(
+    schedule: Schedule, gap: Gap, j: int, limit: float, rate: Callable[[float, float, int, int], float]
+) -> Iterator[tuple[float, Lowering]]:
+    step = schedule.evaluator.condensed
+    nbytes, recipe = step.nbytes[gap.t], step.recipes[gap.t]
+    if gap.before < schedule.count and recipe is not None:
+        expected = rate(recipe.us, nbytes, gap.after, gap.before)
+        for move in dropped(schedule, gap):
+            yield expected, move
+    if step.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
+        us = _swap_us(schedule, gap, 0.0)
         for gone, back in windows(schedule, gap, j, limit):
             if gone < back and (gone, back) not in seen:
                 seen.add((gone, back))
-                new = residency_moves.swap(schedule, gap, gone, back)
-                if new is not None:
-                    yield new
+                move = partial(residency_moves.swap, gap=gap, gone=gone, back=back)
+                yield rate(us, nbytes, gone, back), _if_same(schedule, gap.t, move)
 
 
-def made_later(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
+def made_later(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
     """A result of the step is made by the last segment, or by the one with the least peak, and not kept until then."""
     behind = range(gap.after + 1, schedule.count)
     for before in sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else ():
         yield from dropped(schedule, gap._replace(before=before))
 
 
-def dropped(schedule: Schedule, gap: Gap) -> Iterator[Schedule]:
+def dropped(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
     """The tensor is not on the device in the gap, and is computed again; with or without what it is computed from."""
     for keep_sources in (False, True):
-        new = residency_moves.drop(schedule, gap, keep_sources=keep_sources)
-        if new is not None:
-            yield new
+        yield _if_same(schedule, gap.t, partial(residency_moves.drop, gap=gap, keep_sources=keep_sources))
+
+
+def _if_same(schedule: Schedule, t: int, move: Lowering) -> Lowering:
+    """The move, which is not made any more once tensor t is on the device at other times."""
+    then = schedule.residencies[t]
+    return lambda now: move(now) if now.residencies[t] is then else None
 
 
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
@@ -188,7 +274,7 @@ def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tupl
     yield low, high
 
 
-def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
+def sent_across(schedule: Schedule, j: int) -> Iterator[Lowering]:
     """State that is idle in segment j, before its first use or after its update, is on the host across the iteration boundary."""
     evaluator = schedule.evaluator
     ranked: list[tuple[float, int]] = []
@@ -213,31 +299,30 @@ def sent_across(schedule: Schedule, j: int) -> Iterator[Schedule]:
         out_ends = out_free[gone] + evaluator.out_us[old]
         while gone < schedule.count and begins[gone] < out_ends and not last < j <= gone:
             gone += 1
-        new = residency_moves.send_across(schedule, old, back, gone)
-        if new is not None:
-            yield new
+        yield partial(residency_moves.send_across, old=old, back=back, gone=gone)
 
 
-def splits(schedule: Schedule, j: int) -> Iterator[Schedule]:
+def splits(schedule: Schedule, j: int) -> Iterator[Lowering]:
     a, b = schedule.cuts[j], schedule.cuts[j + 1]
     inner = range(a + 1, b)
     chosen = sorted({inner[len(inner) * i // 4] for i in range(4)}) if len(inner) > 4 else inner
     for cut in chosen:
-        new = split(schedule, j, cut)
-        if new is not None:
-            yield new
+        yield partial(split, j=j, cut=cut)
 
 
-def merges(schedule: Schedule, j: int, limit: float) -> Iterator[Schedule]:
+def merges(schedule: Schedule, j: int, limit: float) -> Iterator[Lowering]:
     """Segment j and a neighbour are one segment under the limit: XLA reuses the memory of what it need not leave behind."""
     for i in (j, j + 1):
         if 0 < i < schedule.count and schedule.count > 2:
-            new = merged(schedule, i)
-            if new is not None and new.peaks[i - 1] <= limit:
-                yield new
+            yield partial(_merged_under, i=i, limit=limit)
 
 
-def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
+def _merged_under(schedule: Schedule, i: int, limit: float) -> Schedule | None:
+    new = merged(schedule, i, limit=limit)
+    return new if new is not None and new.peaks[i - 1] <= limit else None
+
+
+def absences_with(schedule: Schedule, j: int) -> Iterator[Lowering]:
     """A tensor that is only on its way in segment j is absent there: it is gone sooner, or comes back later."""
     for t in sorted(schedule.swapped):
         residencies = schedule.residencies[t]
@@ -246,13 +331,13 @@ def absences_with(schedule: Schedule, j: int) -> Iterator[Schedule]:
                 continue
             gone, back = one.last + 1, two.first
             if one.first <= j <= one.last and schedule.last_use(t, one.first, one.last) < j:
-                new = residency_moves.shift(schedule, t, number, j, back)
+                ends = j, back
             elif back <= j < schedule.first_use(t, back, two.last):
-                new = residency_moves.shift(schedule, t, number, gone, j + 1)
+                ends = gone, j + 1
             else:
                 continue
-            if new is not None:
-                yield new
+            move = partial(residency_moves.shift, t=t, number=number, gone=ends[0], back=ends[1])
+            yield _if_same(schedule, t, move)
 
 
 def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float("inf")) -> Schedule:
@@ -264,7 +349,9 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
     end = evaluator.evaluated + budget
 
     def saves(new: Schedule | None) -> TypeGuard[Schedule]:
-        return new is not None and new.cost < schedule.cost - _EPS and new.keeps_host_limit
+        if new is None or new.least_cost >= schedule.cost - _EPS:
+            return False
+        return new.cost < schedule.cost - _EPS and new.keeps_host_limit
 
     while evaluator.evaluated < end:
         before = schedule.cost
@@ -382,7 +469,7 @@ def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | No
 def _merge(schedule: Schedule, cut: int) -> Schedule | None:
     if cut not in schedule.cuts[1:-1]:
         return None
-    return merged(schedule, schedule.cuts.index(cut))
+    return merged(schedule, schedule.cuts.index(cut), upper=schedule.cost - _EPS)
 
 
 def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
@@ -393,4 +480,4 @@ def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
     if not schedule.cuts[j - 1] < to < schedule.cuts[j + 1]:
         return None
     new = split(schedule, j if d > 0 else j - 1, to)
-    return None if new is None else merged(new, j if d > 0 else j + 1)
+    return None if new is None else merged(new, j if d > 0 else j + 1, upper=schedule.cost - _EPS)

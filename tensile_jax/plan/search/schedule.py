@@ -18,12 +18,15 @@ from math import sqrt
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, is_swapped
 from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.segment_account import SegmentAccount
-from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.segment_evaluator import Evaluated, Evaluator
 from tensile_jax.plan.search.timing import Copies, CopiesOfAll, Timing, timed
 
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made (`make bench-constants`)
 
 Several = tuple[Residency, ...]
+
+UNSEEN = 0, 0, -1, 0, 0
+"""What a segment was evaluated for that was not evaluated yet (`Schedule.seen`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +44,7 @@ class Schedule:
     peaks: list[int]
     us: list[float]
     written_us: list[float]
+    seen: list[tuple[int, int, int, int, int]]  # what each segment was evaluated for, and what it needs beside `held`
     _timing: Timing | None = None
     _cost: float | None = None
 
@@ -48,7 +52,7 @@ class Schedule:
         """Another schedule, which may be changed; with other `cuts`, its other lists are still as those of this one."""
         return Schedule(
             self.evaluator, list(cuts or self.cuts), self.residencies[:], self.at[:], self.after[:], self.copies.copy(),
-            self.accounts[:], self.held[:], self.peaks[:], self.us[:], self.written_us[:],
+            self.accounts[:], self.held[:], self.peaks[:], self.us[:], self.written_us[:], self.seen[:],
         )  # fmt: skip
 
     def recount_copies(self, swapped: Iterable[int]) -> None:
@@ -122,6 +126,13 @@ class Schedule:
         """A lower bound on the cost: as if no segment waited for a copy, and copies slowed nothing."""
         return self._cost_at(sum(self.us))
 
+    def least_cost_joined(self, j: int, joined: Evaluated) -> float:
+        """A lower bound on the cost with one segment in place of the segments j - 1 and j; what it writes is not counted."""
+        evaluator = self.evaluator
+        us = sum(self.us) - self.us[j - 1] - self.us[j] + evaluator.profile.launch_us + joined.account.us
+        written_us = sum(self.written_us) - self.written_us[j - 1] - self.written_us[j]
+        return us + written_us + (len(self.after) - 1) * evaluator.compiling_us
+
     def _cost_at(self, step_us: float) -> float:
         return step_us + sum(self.written_us) + len(self.after) * self.evaluator.compiling_us
 
@@ -174,17 +185,21 @@ class Schedule:
         wanted = after & ~there
         aliased = evaluator.aliased(there, after, wanted)
         a, b = self.cuts[j], self.cuts[j + 1]
-        evaluated = evaluator.evaluate(a, b, there, wanted, aliased)
-        if evaluated is None:
-            return False
-        found, result_bytes, self.written_us[j] = evaluated
-        for t in members(self.accounts[j].used ^ found.used):
-            if t in self.copies.of:
-                self.copies.forget(t)
-        self.accounts[j] = found
-        workspace, _ = evaluator.workspace(a, b, found, wanted)
-        self.peaks[j] = step.base_bytes + int(step.small_bytes[a, b]) + self.held[j] + result_bytes + workspace
-        self.us[j] = evaluator.profile.launch_us + found.us
+        asked, there_then, wanted_then, aliased_then, needs = self.seen[j]
+        if there & asked != there_then or wanted != wanted_then or aliased != aliased_then:
+            evaluated = evaluator.evaluate(a, b, there, wanted, aliased)
+            if evaluated is None:
+                return False
+            found, result_bytes, self.written_us[j], asked = evaluated
+            for t in members(self.accounts[j].used ^ found.used):
+                if t in self.copies.of:
+                    self.copies.forget(t)
+            self.accounts[j] = found
+            workspace, _ = evaluator.workspace(a, b, found, wanted)
+            needs = step.base_bytes + int(step.small_bytes[a, b]) + result_bytes + workspace
+            self.seen[j] = asked, there & asked, wanted, aliased, needs
+            self.us[j] = evaluator.profile.launch_us + found.us
+        self.peaks[j] = self.held[j] + needs
         if j == 0:  # state may leave before the first segment, or come
             begin = step.base_bytes + int(step.small_bytes[0, 0]) + self.held[0]
             for t in self.swapped:

@@ -65,22 +65,26 @@ _PARTS = tuple(part / 100 for part in range(30, 95, 5))  # of the limit: the lar
 _REPAIRS = 400  # moves of a repair
 _LEAST_REPAIRS = 30  # moves of a repair of the schedule with the least peak
 _PROMISING = 1.05  # of the fastest repaired schedule's time: slower ones are not repaired any further
-_OTHERS, _MOST_OTHERS = 100_000, 40_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
-_TIRED = 10_000  # evaluations without a successful repair after which a higher limit is tried
+_OTHERS, _MOST_OTHERS = 30_000, 12_000  # evaluations per repair once one succeeded: times its slowdown, but at most the second
+_TIRED = 3_000  # evaluations without a successful repair after which a higher limit is tried
+_GOOD = 1.0  # of the whole step's time: a plan that is no slower is taken although state may be on the host
+_ACCEPTABLE = 1.1  # of the whole step's time: slower schedules without state on the host are given up early at first
 _LIKELY = 1.2  # of the time without state on the host: slower schedules of the second search are not repaired any further
-_EVALUATIONS = 4000  # to improve one schedule
-_LOWER = 0.97  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
+_EVALUATIONS, _FEWEST, _MOST = 20_000, 1200, 4000  # to improve one schedule: times its slowdown, within these bounds
+_LOWER = (0.97, 0.93, 0.87)  # of the limit: what the fastest schedule is repaired under, to be improved again under the limit
 _STILL_FASTER = 0.9999  # of its time: what that must reach to be repeated
 _NOT_PERTURBED = 1.05  # of the whole step's time: a faster schedule is not improved again
-_MORE_EVALUATIONS = 12_000  # for all of these repetitions
-_ALL_EVALUATIONS = 6000  # after which no start with `spread` is tried, and then no further schedule is improved
+_MORE_EVALUATIONS = 3  # for all of these repetitions: times those to improve one schedule
+_BEHIND = 1.04  # of the fastest repaired schedule's time: slower ones are not improved, except of small steps
+_SMALL = 64  # nodes of a small step
+_ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
-_SLOW = 1.1  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
+_SLOW = 1.25  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
 _IMPROVED = 2.0  # of the wanted time: schedules that are no slower may become that fast when they are improved
 _UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
-_SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
+_SHRINK, _MOST_SHRINK = 0.97, 0.8  # of the least peak found so far: the next limit that is tried at first, and the lowest
 _LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
-_DESCENT, _LEAST_EVALUATIONS = 15_000, 3_000  # evaluations to lower the peak of each start, and to repair one schedule
+_DESCENT, _LEAST_EVALUATIONS = 4_500, 900  # evaluations to lower the peak of each start, and to repair one schedule
 
 
 def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
@@ -90,12 +94,10 @@ def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule
     makes a plan slower.
     """
     evaluator = model.search_evaluator.with_measured(measured)
-    if not evaluator.new_of:
-        return _fastest(model, evaluator, limit)
-    staying = _fastest(model, evaluator.without_state_out(), limit)
-    best = _fastest(model, evaluator, limit, float("inf") if staying is None else _LIKELY * staying.cost)
-    both = [schedule for schedule in (staying, best) if schedule is not None]
-    return min(both, key=lambda schedule: schedule.cost, default=None)
+    best = _either(model, evaluator, limit) if evaluator.new_of else _improved_once(model, evaluator, limit, float("inf"))
+    if best is None or best.cost < _NOT_PERTURBED * model.whole_us:
+        return best
+    return _perturbed(model, best, limit)
 
 
 def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float = float("inf")) -> Schedule | None:
@@ -106,17 +108,43 @@ def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float =
     return _improved_once(model, model.search_evaluator.with_measured(measured), limit, _IMPROVED * upper)
 
 
-def _fastest(model: StepModel, evaluator: Evaluator, limit: float, upper: float = float("inf")) -> Schedule | None:
-    """What `fastest` describes, with one evaluator. Schedules that are much slower than `upper` are given up early."""
-    best = _improved_once(model, evaluator, limit, upper)
-    if best is None or best.cost < _NOT_PERTURBED * model.whole_us or best.cost > upper:
-        return best
-    return _perturbed(best, limit)
+def _either(model: StepModel, evaluator: Evaluator, limit: float) -> Schedule | None:
+    """The faster one of a schedule that keeps state on the device between iterations and one that need not.
+
+    The first one is sought again, without an upper limit on its time, only if both are slow.
+    """
+    inside, likely = evaluator.without_state_out(), _ACCEPTABLE * model.whole_us
+    staying = _improved_once(model, inside, limit, likely, may_rise=False)
+    if _cost(staying) <= _GOOD * model.whole_us:
+        return staying
+    found = [staying, _improved_once(model, evaluator, limit, _LIKELY * _cost(staying))]
+    if min(map(_cost, found)) > likely:
+        found.append(_improved_once(model, inside, limit, _cost(found[1]), may_rise=found[1] is None))
+    return min(found, key=_cost)
 
 
-def _improved_once(model: StepModel, evaluator: Evaluator, limit: float, upper: float) -> Schedule | None:
-    """The schedule with which the search goes on. It is remembered, since variants of a step are ranked by it first."""
-    return evaluator.found("cuts", (limit, upper), lambda: _from_cuts(model, evaluator, limit, upper, may_rise=True))
+def _cost(schedule: Schedule | None) -> float:
+    return float("inf") if schedule is None else schedule.cost
+
+
+def _improved_once(
+    model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool = True
+) -> Schedule | None:
+    """The schedule with which the search goes on. It is remembered, since variants of a step are ranked by it first.
+
+    Schedules that are much slower than `upper` are given up early.
+    """
+    found = partial(_from_cuts, model, evaluator, limit, upper, may_rise=may_rise)
+    return evaluator.found("cuts", (limit, upper, may_rise), found)
+
+
+def _improved(model: StepModel, schedule: Schedule, limit: float, wanted: float = float("inf")) -> Schedule:
+    """The schedule, improved with effort in proportion to how much slower it is than the whole step."""
+    return improve(schedule, limit, int(_evaluations(model, schedule)), wanted)
+
+
+def _evaluations(model: StepModel, schedule: Schedule) -> float:
+    return min(max(_FEWEST, _EVALUATIONS * (schedule.cost / model.whole_us - 1)), _MOST)
 
 
 def _from_higher_limits(model: StepModel, evaluator: Evaluator, limit: float, upper: float) -> Schedule | None:
@@ -125,36 +153,44 @@ def _from_higher_limits(model: StepModel, evaluator: Evaluator, limit: float, up
     None if a repair fails, or if a schedule is slower than `upper` already.
     """
     highest, *lower = _LIMITS
-    schedule = _from_cuts(model, evaluator, highest * limit, upper)
+    schedule = _from_cuts(model, evaluator, highest * limit, upper, may_rise=False, with_others=False)
     for part in lower:
         schedule = None if schedule is None else repair(schedule, part * limit, _REPAIRS, upper)
-        if schedule is None:
-            return None
-        schedule = improve(schedule, part * limit, _EVALUATIONS)
+        if schedule is None or part == lower[-1]:  # the last one is improved beside the others
+            return schedule
+        schedule = _improved(model, schedule, part * limit)
     return schedule
 
 
-def _perturbed(best: Schedule, limit: float) -> Schedule:
+def _perturbed(model: StepModel, best: Schedule, limit: float) -> Schedule:
     """A faster schedule, found by iterated local search: repaired under a lower limit, and improved under the limit again.
 
     It ends after `_MORE_EVALUATIONS`, or once that has not led to a faster schedule.
     """
-    end = best.evaluator.evaluated + _MORE_EVALUATIONS
+    end = best.evaluator.evaluated + _MORE_EVALUATIONS * _evaluations(model, best)
+    lower = iter(_LOWER)
+    part = next(lower)
     while best.evaluator.evaluated < end:
-        repaired = repair(best, _LOWER * limit, _REPAIRS)
-        improved = None if repaired is None else improve(repaired, limit, _EVALUATIONS)
+        repaired = repair(best, part * limit, _REPAIRS)
+        improved = None if repaired is None else _improved(model, repaired, limit)
         if improved is None or improved.cost >= _STILL_FASTER * best.cost:
-            break
-        best = improved
+            part = next(lower, None) if best.cost > _SLOW * model.whole_us else None
+            if part is None:
+                break
+        else:
+            best = improved
     return best
 
 
-def _from_cuts(model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool = False) -> Schedule | None:
+def _from_cuts(
+    model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool, with_others: bool = True
+) -> Schedule | None:
     """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak.
 
     Args:
         may_rise: whether to descend from higher limits if all repaired schedules are slow, or once many repairs have failed.
             Schedules that are slower than the result are then given up early.
+        with_others: whether to improve other schedules than the fastest of a step that is not small.
     """
     if limit < necessary_bytes(evaluator):
         return None
@@ -191,11 +227,12 @@ def _from_cuts(model: StepModel, evaluator: Evaluator, limit: float, upper: floa
         return None
     end = evaluator.evaluated + _ALL_EVALUATIONS
     found.sort(key=lambda schedule: schedule.cost)
-    best = improve(found[0], limit, _EVALUATIONS)
+    is_small = len(evaluator.condensed.reads) <= _SMALL
+    best = _improved(model, found[0], limit)
     for schedule in found[1:]:
-        if evaluator.evaluated >= end:
+        if evaluator.evaluated >= end or not (is_small or (with_others and schedule.cost <= _BEHIND * found[0].cost)):
             break
-        improved = improve(schedule, limit, _EVALUATIONS, wanted=best.cost)
+        improved = _improved(model, schedule, limit, wanted=best.cost)
         best = min(best, improved, key=lambda schedule: schedule.cost)
     return best
 
@@ -289,7 +326,7 @@ def _sought_least(model: StepModel, evaluator: Evaluator) -> Schedule:
         lowest = _joined(_all_absent(evaluator))
     else:
         everything = _least(free, free.search_evaluator.with_measured(evaluator.measured))
-        lowest = _within_host_limit(evaluator, improve(everything, everything.peak, _EVALUATIONS))
+        lowest = _within_host_limit(evaluator, improve(everything, everything.peak, _MOST))
     if not may_swap_all:
         begun = starting(model, evaluator, _LEAST_KEPT, 0.0)
         both = [lowest, *([] if begun is None else [_joined(begun)])]
@@ -309,12 +346,16 @@ def _descended(schedule: Schedule) -> Schedule:
 
 
 def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | None]) -> Schedule:
-    """What `under` makes of the schedule under lower and lower limits, as long as it finds something."""
+    """What `under` makes of the schedule under lower and lower limits, as long as it finds something. Steps grow until one fails."""
+    shrink = _SHRINK
     while True:
-        lower = under(schedule, _SHRINK * schedule.peak)
-        if lower is None or lower.peak >= schedule.peak:
+        lower = under(schedule, shrink * schedule.peak)
+        if lower is not None and lower.peak < schedule.peak:
+            schedule, shrink = lower, max(shrink**2, _MOST_SHRINK)
+        elif shrink < _SHRINK:
+            shrink = _SHRINK
+        else:
             return schedule
-        schedule = lower
 
 
 def _lower(model: StepModel, evaluator: Evaluator, schedule: Schedule, limit: float, *, repairs_only: bool) -> Schedule | None:

@@ -30,10 +30,6 @@ _Ran = tuple[int, int, int, bool, int]
 that XLA does not write are fused into it."""
 
 
-def _runs_first(ran: _Ran) -> bool:
-    return not ran[3]
-
-
 class SegmentAccount(NamedTuple):
     """What a segment runs and needs; tensors are sets (bits).
 
@@ -66,9 +62,11 @@ class PartialSegment:
         self._wanted = wanted
         self._kept = step.written | there | wanted  # what XLA writes
         self._through: dict[int, int] = {}  # by the bit of a tensor that is not written: what is read where it is read
+        self._through_again: dict[int, int] = {}  # the same where further tensors are wanted
         self._sequence: list[_Ran] = []
         self._have: int = there
         self.used = self.again = self.heavy = 0
+        self.asked = 0  # the tensors of which it matters whether they are there
         self.again_us = 0.0
 
     def compute(self, missing: int) -> bool:
@@ -82,6 +80,7 @@ class PartialSegment:
             recipe = self._step.recipes[low.bit_length() - 1]
             if recipe is None:
                 return False
+            self.asked |= recipe.reads | recipe.makes
             need = recipe.reads & ~self._have
             if need:
                 if len(waiting) > len(self._step.recipes):  # bundles that need parts of one another
@@ -106,23 +105,28 @@ class PartialSegment:
         """Run nodes; False if something that they read is missing and cannot be computed again."""
         step, kept, there, through, add = self._step, self._kept, self._there, self._through, self._sequence.append
         sources = step.sources
-        used = 0
+        unwritten = ~kept
+        used = asked = 0
         for read, made, extra, derived in zip(
             step.reads[begin:end], step.makes[begin:end], step.extra[begin:end], step.through[begin:end], strict=True
         ):
             have = self._have
+            asked |= read | made
             missing = read & ~have
             if missing:
                 if not self.compute(missing):
+                    self.asked |= asked
                     return False
                 have = self._have
             used |= read
             if derived & self._unmade:
                 self._derive(derived)
             made &= ~have
-            add((read, made, extra, False, _fused(read, made, kept, through, sources)))
+            plain = not read & unwritten and (made & kept or sources)  # as most nodes are
+            add((read, made, extra, False, read if plain else _fused(read, made, kept, through, sources)))
             self._have = have | made
         self.used |= used & there
+        self.asked |= asked
         self.heavy += sum(step.heavy[begin:end])
         return True
 
@@ -145,44 +149,51 @@ class PartialSegment:
         sequence = self._sequence if not wanted & ~self._kept else self._fused_again(wanted)
         late, early = self._most(sequence, wanted, aliased)
         if self.again:
-            _, early = self._most(sorted(sequence, key=_runs_first), wanted, aliased)
+            in_order = [ran for ran in sequence if ran[3]] + [ran for ran in sequence if not ran[3]]
+            _, early = self._most(in_order, wanted, aliased)
         return SegmentAccount(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
 
     def _fused_again(self, wanted: int) -> list[_Ran]:
         """What has run, where other light tensors are written, since they are wanted."""
-        kept = self._kept | wanted
+        kept, sources = self._kept | wanted, self._step.sources
+        unwritten = ~kept
         through: dict[int, int] = {}
         found: list[_Ran] = []
         for read, made, extra, again, _ in self._sequence:
-            found.append((read, made, extra, again, _fused(read, made, kept, through, self._step.sources)))
+            plain = not read & unwritten and (made & kept or sources)
+            found.append((read, made, extra, again, read if plain else _fused(read, made, kept, through, sources)))
+        self._through_again = through
         return found
 
+    def ask_sources(self) -> None:
+        """In a bundled step, it also matters whether the sources of bundles that XLA does not write are there."""
+        for read in (*self._through.values(), *self._through_again.values()):
+            self.asked |= read
+
     def _most(self, sequence: list[_Ran], wanted: int, aliased: int) -> tuple[int, int]:
-        """`shared` and `alone`, by the formulas above, if these tensors are wanted."""
+        """`shared` and `alone`, by the formulas above, if these tensors are wanted. It goes from the last step to the first."""
         sizes = self._step.sizes
-        own = self._have & ~self._there & self._step.written & ~wanted
-        dies: list[int] = []
-        unseen = own
-        for _, made, _, _, read in reversed(sequence):
-            last = (read | made) & unseen
-            dies.append(last)
-            unseen ^= last
+        made_here = self._have & ~self._there
+        own = made_here & self._step.written & ~wanted
         results = wanted & ~aliased
-        live = alone = shared = out = 0
-        for (_, made, extra, _, _), last in zip(sequence, reversed(dies), strict=True):
-            if made:
-                if temporary := made & own:
-                    live += sizes[temporary]
-                if result := made & results:
-                    out += sizes[result]
+        unseen = own
+        live = alone = shared = 0
+        out = sizes[results & made_here]
+        for _, made, extra, _, read in reversed(sequence):
+            if last := (read | made) & unseen:
+                unseen ^= last
+                live += sizes[last]
             need = live + extra
             if need > alone:
                 alone = need
             if need + out > shared:
                 shared = need + out
-            if last:
-                live -= sizes[last]
-        return max(0, shared - self._step.bytes_of(results)), alone
+            if made:
+                if temporary := made & own:
+                    live -= sizes[temporary]
+                if result := made & results:
+                    out -= sizes[result]
+        return max(0, shared - sizes[results]), alone
 
 
 def _fused(read: int, made: int, kept: int, through: dict[int, int], sources: Mapping[int, int]) -> int:
@@ -229,7 +240,16 @@ def account_of(step: Condensed, begin: int, end: int, there: int, wanted: int, a
         there, wanted: sets of tensors; `wanted` has none that is in `there`.
         aliased: the part of `wanted` that takes over the memory of inputs.
     """
+    return asked_account_of(step, begin, end, there, wanted, aliased)[0]
+
+
+def asked_account_of(
+    step: Condensed, begin: int, end: int, there: int, wanted: int, aliased: int
+) -> tuple[SegmentAccount | None, int]:
+    """The same, and the tensors of which it matters to the account whether they are there."""
     segment = PartialSegment(step, begin, there, wanted)
-    if not segment.run(begin, end) or not segment.finish():
-        return None
-    return segment.account(sum(step.us[begin:end]), wanted, aliased)
+    can_run = segment.run(begin, end) and segment.finish()
+    found = segment.account(sum(step.us[begin:end]), wanted, aliased) if can_run else None
+    if step.sources:
+        segment.ask_sources()
+    return found, segment.asked

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensile_jax.plan.search.segment_account import PartialSegment
 from tensile_jax.plan.search.segment_evaluator import Evaluator
 
 # Each trades the time of the plan for the time of planning (`make bench-planning`, `make bench-constants`).
@@ -142,24 +141,25 @@ def _segments(
     for a in range(len(possible) - 1):
         there = stored[possible[a]]
         held = step.base_bytes + step.bytes_of(there)
-        segment = PartialSegment(step, bounds[a], there, 0)
+        begun = evaluator.begun_at(possible[a], there)
         us, misses, made = 0.0, 0, 0
         for b in range(a + 1, len(possible)):
-            if not segment.run(bounds[b - 1], bounds[b]):
-                break
             us += sum(step.us[bounds[b - 1] : bounds[b]])
             made |= evaluator.made(possible[b - 1], possible[b])
             if far and b - a > _NEAR and b < len(possible) - 1 and possible[b] not in far:
                 continue
+            again_us = begun.again_us(bounds[b])
+            if again_us is None:
+                break
             after = stored[possible[b]]
             wanted = after & ~there & made  # what else is there after the segment is copied there
             crossing_us = step.crossing_bytes(wanted) / profile.bytes_per_us
-            cost_us = profile.launch_us + evaluator.compiling_us + us + segment.again_us + crossing_us
+            cost_us = profile.launch_us + evaluator.compiling_us + us + again_us + crossing_us
             if is_useless is None or not is_useless(a, b, cost_us):
                 aliased = evaluator.aliased(there, after, wanted)
-                account = segment.account(us, wanted, aliased)
+                account = begun.account(bounds[b], us, wanted, aliased)
                 workspace, _ = evaluator.workspace(possible[a], possible[b], account, wanted)
-                peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.bytes_of(wanted & ~aliased) + workspace
+                peak = held + int(step.small_bytes[possible[a], possible[b]]) + step.sizes[wanted & ~aliased] + workspace
                 yield a, b, peak, cost_us
                 misses = misses + 1 if peak > stop else 0
             elif misses:

@@ -12,7 +12,7 @@ from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.search.condensed_step import Condensed, members
 from tensile_jax.plan.search.latest_results import LatestResults
-from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
+from tensile_jax.plan.search.segment_account import PartialSegment, SegmentAccount, asked_account_of
 from tensile_jax.plan.search.timing import GRID_US
 from tensile_jax.plan.search.workspace import CompiledSizes, Correction, SegmentKey, correction, predicted_workspace
 
@@ -24,11 +24,57 @@ Found = TypeVar("Found")
 
 
 class Evaluated(NamedTuple):
-    """A segment's account, the bytes of its results, and microseconds of writing what would not be written otherwise."""
+    """A segment's account, the bytes of its results, and microseconds of writing what would not be written otherwise.
+
+    The account is the same if other tensors are there when the segment begins, unless they are `asked` for.
+    """
 
     account: SegmentAccount
     result_bytes: int
     written_us: float
+    asked: int
+
+
+class BegunSegment:
+    """The segments that begin at one node with the same tensors on the device, and end later and later. They are remembered.
+
+    Args:
+        begin: a node.
+        there: the tensors on the device when the segments begin.
+    """
+
+    def __init__(self, step: Condensed, begin: int, there: int) -> None:
+        self._step = step
+        self._begin = self._ran = begin
+        self._there = there
+        self._segment: PartialSegment | None = None
+        self._again_us: dict[int, float | None] = {}  # by end
+        self._accounts: dict[tuple[int, int, int], SegmentAccount] = {}
+
+    def _up_to(self, end: int) -> PartialSegment | None:
+        """The segment up to this node, which is made anew if it has run farther; None if it cannot run."""
+        if self._segment is None or self._ran > end:
+            self._segment, self._ran = PartialSegment(self._step, self._begin, self._there, 0), self._begin
+        ran, self._ran = self._ran, end
+        if ran < end and not self._segment.run(ran, end):
+            self._segment = None
+        return self._segment
+
+    def again_us(self, end: int) -> float | None:
+        """Microseconds that the segment up to this node spends on computing again what is missing; None if it cannot run."""
+        if end not in self._again_us:
+            segment = self._up_to(end)
+            self._again_us[end] = None if segment is None else segment.again_us
+        return self._again_us[end]
+
+    def account(self, end: int, us: float, wanted: int, aliased: int) -> SegmentAccount:
+        """The account of the segment up to this node, which can run; `us` is the time of its nodes."""
+        key = end, wanted, aliased
+        if key not in self._accounts:
+            segment = self._up_to(end)
+            assert segment is not None
+            self._accounts[key] = segment.account(us, wanted, aliased)
+        return self._accounts[key]
 
 
 class Evaluator:
@@ -72,7 +118,9 @@ class Evaluator:
             self._deep.append(found)
         self._relevant: dict[tuple[int, int], int] = {}
         self._made: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, int, int, int, int], Evaluated | None] = {}
+        self._known: dict[tuple[int, int, int, int], dict[int, dict[int, Evaluated | None]]] = {}
+        # by segment and what it leaves, by the tensors that matter and by those of them that are there
+        self._begun: dict[tuple[int, int], BegunSegment] = {}
         self.evaluated = 0  # segments, a long one as often as it takes longer; and schedules that were tried
         self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
         self.nothing = SegmentAccount(0.0, 0.0, 0, 0, 0, 0, 0)
@@ -119,20 +167,35 @@ class Evaluator:
 
     def evaluate(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
         """The segment between two boundaries (indices of `Condensed.boundaries`); None if it cannot run."""
-        key = a, b, there & self.relevant(a, b, wanted), wanted, aliased
-        if key not in self._known:
-            self._known[key] = self._evaluated(*key)
-        return self._known[key]
+        key = a, b, wanted, aliased
+        several = self._known.get(key)
+        if several is None:
+            several = self._known[key] = {}
+        for asked, known in several.items():
+            if there & asked in known:
+                return known[there & asked]
+        found, asked = self._evaluated(a, b, there, wanted, aliased)
+        several.setdefault(asked, {})[there & asked] = found
+        return found
 
-    def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> Evaluated | None:
+    def begun_at(self, a: int, there: int) -> BegunSegment:
+        """The segments that begin at this boundary with these tensors on the device."""
+        found = self._begun.get((a, there))
+        if found is None:
+            found = self._begun[a, there] = BegunSegment(self.condensed, self.condensed.boundaries[a], there)
+        return found
+
+    def _evaluated(self, a: int, b: int, there: int, wanted: int, aliased: int) -> tuple[Evaluated | None, int]:
+        """The segment, and the tensors of which it matters whether they are there."""
         step = self.condensed
         if b - a > 1 and any(a <= i < b for i in step.alone):
-            return None
+            return None, 0
         self.evaluated += 1 + (step.boundaries[b] - step.boundaries[a]) // _SHORT
-        found = account_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
+        found, asked = asked_account_of(step, step.boundaries[a], step.boundaries[b], there, wanted, aliased)
         if found is None:
-            return None
-        return Evaluated(found, step.bytes_of(wanted & ~aliased), step.crossing_bytes(wanted) / self.profile.bytes_per_us)
+            return None, asked
+        written_us = step.crossing_bytes(wanted) / self.profile.bytes_per_us
+        return Evaluated(found, step.sizes[wanted & ~aliased], written_us, asked), asked
 
     def count_schedule(self) -> None:
         """Count one more schedule that was tried, as one evaluated segment."""

@@ -4,10 +4,12 @@ A kept tensor is on the device from where it is made to its last use. A dropped 
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import xor
 
 from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
 from tensile_jax.plan.search.condensed_step import Condensed, members
-from tensile_jax.plan.search.schedule import Schedule, Several
+from tensile_jax.plan.search.schedule import UNSEEN, Schedule, Several
 from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.timing import CopiesOfAll
 
@@ -39,14 +41,15 @@ def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
 
 def held_at(step: Condensed, end: Sequence[int]) -> list[int]:
     """By possible boundary, the set of tensors on the device."""
-    found: list[int] = []
-    for b in step.boundaries:
-        there = step.at_begin if b == 0 else 0
-        if b:
-            for t, last in enumerate(end):
-                if step.made[t] < b <= last:
-                    there |= 1 << t
-        found.append(there)
+    bounds = step.boundaries
+    changes = [0] * (len(bounds) + 1)
+    for t, (made, last) in enumerate(zip(step.made, end, strict=True)):
+        first, behind = max(bisect_right(bounds, made), 1), bisect_right(bounds, last)
+        if first < behind:
+            changes[first] ^= 1 << t
+            changes[behind] ^= 1 << t
+    found = list(accumulate(changes[:-1], xor))
+    found[0] = step.at_begin
     return found
 
 
@@ -84,6 +87,7 @@ def assemble(evaluator: Evaluator, cuts: list[int], residencies: list[Several], 
         [0] * k,
         [0.0] * k,
         [0.0] * k,
+        [UNSEEN] * k,
     )
     for t, those in enumerate(residencies):
         if those:

@@ -117,7 +117,10 @@ def test_any_move_gives_a_plan_that_survives_its_replay(seed: int) -> None:
         if new is not None:
             plan_of(step, new)
     for j in range(schedule.count):
-        for new in lowering(schedule, j, 0.5 * schedule.peak, float("inf")):
+        for _, move in lowering(schedule, j, 0.5 * schedule.peak, float("inf")):
+            new = move(schedule)
+            if new is None:
+                continue
             plan_of(step, new)
 
 
