@@ -8,9 +8,10 @@ import click
 from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.jobs_file import read_jobs_file, refuse_sharded_jobs
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.report import plan_lines, plan_table
 from tensile_jax.plan_format import save_json
+from tensile_jax.progress.stderr import stderr_console
 
 _READABLE_WIDTH = 120
 

@@ -79,6 +79,7 @@ class Compiler:
         self._compiler_options = options_on(device.platform, compiler_options)
         self._debugs_numbers = debugs_numbers
         self._done: dict[Hashable, Executable] = {}
+        self._left: dict[Hashable, Future[Executable]] = {}  # what compiles for a call that has ended before
 
     @property
     def kind(self) -> Hashable:
@@ -89,27 +90,34 @@ class Compiler:
         return len(self._done)
 
     def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
-        """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled."""
+        """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled.
+
+        On Ctrl-C, or if one fails, this ends at once. XLA cannot be interrupted, so what it is compiling is compiled to its end,
+        and is there for the next call.
+        """
         missing = {code.content: code for code in codes if code.content not in self._done}
         workers = max(1, min(len(missing), os.cpu_count() or 1))
         if progress is not None and missing:
             progress(0, len(missing))
         pool = ThreadPoolExecutor(workers, thread_name_prefix="tensile-compile")
+        running: dict[Hashable, Future[Executable]] = {}
         try:
-            with _short_compilations_cached():
-                running: dict[Hashable, Future[Executable]] = {}
-                for content, code in missing.items():
-                    jitted, lowered = self._lower(code)
-                    refused = any(map(self._is_refused, code.avals))
-                    is_placed = code.out_shardings is not None or code.on_host is not None
-                    call = self._call_of(jitted, is_placed=is_placed) if refused else None
-                    running[content] = pool.submit(_compile, lowered, call)
-                for done, (content, future) in enumerate(running.items(), start=1):
-                    self._done[content] = self._finished(missing[content], future.result())
-                    if progress is not None:
-                        progress(done, len(running))
-        finally:  # on Ctrl-C, wait only for the compilations that have begun
-            pool.shutdown(cancel_futures=True)
+            for content, code in missing.items():
+                if (left := self._left.pop(content, None)) is not None:
+                    running[content] = left
+                    continue
+                jitted, lowered = self._lower(code)
+                refused = any(map(self._is_refused, code.avals))
+                is_placed = code.out_shardings is not None or code.on_host is not None
+                call = self._call_of(jitted, is_placed=is_placed) if refused else None
+                running[content] = pool.submit(_compile, lowered, call)
+            for done, (content, future) in enumerate(running.items(), start=1):
+                self._done[content] = self._finished(missing[content], future.result())
+                if progress is not None:
+                    progress(done, len(running))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._left.update({content: future for content, future in running.items() if future.running()})
         return [self._done[code.content] for code in codes]
 
     def compile_whole(self, traced: Any) -> Any:
@@ -273,7 +281,8 @@ def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs:
 
 def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
     """Compile a lowered segment. If `call` is not None, it is called in the place of the compiled function."""
-    compiled = lowered.compile()
+    with _short_compilations_cached():
+        compiled = lowered.compile()
     memory = compiled.memory_analysis()
     return Executable(
         call or compiled,

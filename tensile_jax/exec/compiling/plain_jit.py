@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tensile_jax.exec.compiling.compiler import CompiledWhole, Compiler, peak_of
 from tensile_jax.exec.processes.agreement import Agreement
 from tensile_jax.exec.processes.orders import CompileWhole
+from tensile_jax.progress.phases import PLAIN_JIT
 
 
 class JitExecutable(NamedTuple):
@@ -58,13 +59,13 @@ class PlainJit:
     def follow(self, tell: Callable[[str, int, int], None] = lambda what, done, of: None) -> JitExecutable:
         """The executable. In a process that was told to compile it; the processes agree on the peak."""
         if self._found is None:
-            tell("compiling plain jit", 0, 1)
+            tell(PLAIN_JIT, 0, 1)
             try:
                 executable, seconds = self._begun().result()
             except Exception:
                 self._compiling = None  # whoever asks again tries again
                 raise
-            tell("compiling plain jit", 1, 1)
+            tell(PLAIN_JIT, 1, 1)
             self._found = JitExecutable(executable, max(self._agreement.gather(peak_of(executable))), seconds)
         return self._found
 

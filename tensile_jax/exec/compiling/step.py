@@ -23,6 +23,7 @@ from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan, PolicyName
+from tensile_jax.progress.phases import Progress
 from tensile_jax.trace import TracedStep
 from tensile_jax.trace.plannable_loops import PlannableLoop
 
@@ -31,7 +32,6 @@ _LONG_LAUNCH = 0.005
 """Of the step as one executable: from there on, joining five segments gains 2 %. On one device, programs gain nothing else, and
 XLA packs their buffers with gaps (`make bench-launches`)."""
 LaunchName = Literal["auto", "segments", "program"]
-Progress = Callable[[str, int, int], None]
 _Made = TypeVar("_Made")
 
 
