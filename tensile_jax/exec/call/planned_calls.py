@@ -35,6 +35,7 @@ from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.call.options import CheckedOptions, JitOptions
+from tensile_jax.exec.call.other_shapes import ShapesCalled
 from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
@@ -151,6 +152,7 @@ class PlannedCalls:
         self._traced: dict[Signature, _Traced] = {}
         self._planned: dict[Signature, PlannedStep] = {}
         self._latest: Signature | None = None
+        self._shapes = ShapesCalled(self._name)
         self._preparing = threading.RLock()
         self._folder = PlanFolder(request.keep_plans) if request.keep_plans is not None and writes_files() else None
 
@@ -187,8 +189,10 @@ class PlannedCalls:
         began = time.perf_counter()
         with self.showing() as shown:
             step = self._plan(call, args, kwargs)
+        seconds = time.perf_counter() - began
         if shown.visible:
-            CACHE_HINT.give(self._name, time.perf_counter() - began)
+            CACHE_HINT.give(self._name, seconds)
+        self._shapes.add(call.signature, step.traced.step.graph, seconds, whole=step.plan.whole)
         return step
 
     def _known(self, signature: Signature) -> PlannedStep | None:
@@ -313,6 +317,7 @@ class PlannedCalls:
         with self._preparing:
             self._traced.clear()
             self._planned.clear()
+            self._shapes.forget()
             self._latest = None
 
     def _read_outermost(self, args: _Args, kwargs: _Kwargs) -> Call:
@@ -322,6 +327,7 @@ class PlannedCalls:
                 f"{self._name!r} has a plan only where it is called outermost: not inside "
                 "jit, grad, vmap and the like, and not under jax.disable_jit."
             )
+        self._shapes.intend(call.signature)
         return call
 
     def _plan(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
