@@ -39,7 +39,7 @@ def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None
     from tensile_jax.cli.run.single_model import planned_step  # imports JAX
 
     with Phases(stderr_console()) as phases:
-        phases.begin("tracing and planning")
+        phases.begin("tracing")
         built = model.build()
         step = planned_step(built, limits, phases=phases)
         made = step.plan(built.state_shape, built.batch_shape)
