@@ -9,6 +9,7 @@ a training, for instance, need not be shown, since nobody waits for them.
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,13 +33,21 @@ class ShownCall:
         phases: what it was told last.
     """
 
-    def __init__(self, phases: CallPhases, *, visible: bool) -> None:
+    def __init__(self, phases: CallPhases, *, thread: int, visible: bool) -> None:
         self.visible = visible
         self.phases = phases
+        self._thread = thread
 
     def tell(self, what: str, done: int, of: int, now_s: float) -> None:
         """The call is doing this now."""
         self.phases = self.phases.told(what, done, of, now_s)
+
+    def is_debugged(self) -> bool:
+        """Whether a debugger has stopped the thread: it waits for what the user types, over which no line may be drawn."""
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None and frame.f_globals.get("__name__") != "bdb":
+            frame = frame.f_back
+        return frame is not None
 
 
 class Display:
@@ -87,7 +96,7 @@ class Display:
             return
         visible = self._by_default() if wanted is None else wanted is True
         now_s = self._now_s()
-        one = ShownCall(CallPhases(name, now_s, since_s=now_s, told_s=now_s), visible=visible)
+        one = ShownCall(CallPhases(name, now_s, since_s=now_s, told_s=now_s), thread=thread, visible=visible)
         self._by_thread[thread] = one
         try:
             if visible:
@@ -112,11 +121,11 @@ class Display:
         """Draw the calls that have taken long by now; whether there are any."""
         with self._lock:
             now_s = self._now_s()
-            shown = [one.phases for one in self._calls if now_s - one.phases.began_s >= DELAY_S]
-            if shown:
+            long = [one for one in self._calls if now_s - one.phases.began_s >= DELAY_S]
+            if long and not any(one.is_debugged() for one in long):
                 self._screen = self._screen or self._make_screen()
-                self._screen.show(shown, now_s)
-            return bool(shown)
+                self._screen.show([one.phases for one in long], now_s)
+            return bool(long)
 
     def say(self, text: str) -> None:
         """Print a text that stays. The calling thread has no call."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,16 @@ def test_by_default_a_call_is_shown_only_where_that_is_the_default(clock: Clock,
     for wanted, visible in ((None, False), (True, True)):
         with display.call("step", wanted) as call:
             assert call.visible == visible
+
+
+def test_nothing_is_drawn_while_a_debugger_waits_for_the_user(display: Display, clock: Clock, screens: list[Drawn]) -> None:
+    debugger: dict[str, Any] = {"__name__": "bdb", "look": display.look}
+    exec("def stop(): return look()", debugger)
+    with display.call("step", None):
+        clock.s = 5.0
+        assert debugger["stop"]() and not screens
+        display.look()
+    assert screens[0].shown == [("step: starting",)]
 
 
 def test_a_forked_process_shows_none_of_the_calls(display: Display, clock: Clock, screens: list[Drawn]) -> None:
