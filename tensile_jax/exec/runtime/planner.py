@@ -117,10 +117,10 @@ class JobPlanner:
         """Trace the job's step, in a thread for this job alone."""
         if job.life.is_given_up:
             return
-        number = job.number
+        number, post = job.number, self._post
 
-        def tell(what: str, done: int, of: int) -> None:
-            self._post(number, Preparing(what, done, of))
+        def tell(what: str, done: int, of: int) -> None:  # the job's step keeps it, so it refers to nothing else
+            post(number, Preparing(what, done, of))
 
         try:
             tell(TRACING, 0, 1)
