@@ -48,7 +48,7 @@ class Seen:
 
 
 _AGAIN = "was planned and compiled again"
-"""In the one warning that a caller of jax.jit does not see: another shape costs a whole first call (`exec/call/other_shapes.py`)."""
+"""In the one warning that a caller of `jax.jit` does not see: that of `exec/call/other_shapes.py`."""
 
 
 def see(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Seen:
