@@ -12,11 +12,11 @@ from tensile_jax.exec.call.interrupts import InterruptsHeld
 from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions, read_options
 from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
-from tensile_jax.exec.compiling.step import Progress
 from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
 from tensile_jax.exec.fitting.forms import bound_us, compare_forms
 from tensile_jax.plan import Comparison, PolicyName
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.phases import Progress
 
 __all__ = ["PlannedFunction", "Report", "jit"]
 
@@ -106,7 +106,8 @@ class PlannedFunction:
         compare it with a plan's `step_us`. Finding it takes about as long as planning.
         See `tensile_jax/plan/search/time_bound.py`.
         """
-        return bound_us(self._calls.step(args, kwargs), self._calls.budget)
+        with self._calls.showing():
+            return bound_us(self._calls.step(args, kwargs), self._calls.budget)
 
     def compare(self, /, *args: Any, **kwargs: Any) -> Comparison:
         """The plans of every policy for these arguments, under many budgets. Runs and compiles nothing.
@@ -115,14 +116,16 @@ class PlannedFunction:
         between two iterations, which the paper's policy needs. The result has the paper's metrics (MSR, EOR, CBR), predicted for
         the device profile.
         """
-        return compare_forms(self._calls.step(args, kwargs))
+        with self._calls.showing():
+            return compare_forms(self._calls.step(args, kwargs))
 
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
         """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function.
 
         A budget that is a share is then one of this peak also before the first call, and not one of a prediction.
         """
-        return jit_peak_bytes(self._calls.step(args, kwargs))
+        with self._calls.showing():
+            return jit_peak_bytes(self._calls.step(args, kwargs))
 
     def report(self) -> Report:
         """The measurements of the plan of the latest call.
@@ -157,7 +160,7 @@ def jit(
     plan: Plan | None = None,
     renew_above: float | None = None,
     keep_plans: str | PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
     **jit_options: Unpack[JitOptions],
 ) -> PlannedFunction | Callable[[Callable[..., Any]], PlannedFunction]:
     """`jax.jit` under a budget of device memory. Use it as a decorator, with or without arguments, or call it.
@@ -198,7 +201,11 @@ def jit(
             holds from some later call on. Where it cuts or recomputes the step in another way, results are rounded in another
             way from then on, so two equal trainings may differ by rounding. None: a plan is never replaced because of its times.
         keep_plans: a folder in which every plan is kept that comes to use: `plan-000.json`, `plan-001.json`, and so on.
-        progress: called as `progress(what, done, of)` while the step is compiled.
+        progress: what a call shows while it traces, plans and compiles. None: once that has taken three seconds, a line on
+            standard error that is rewritten and removed at the end, or a bar in a notebook; nothing where standard error is no
+            terminal, and nothing under pytest. True: the same everywhere; where there is no terminal, a line for each phase.
+            False: nothing. A function: nothing is shown, and the function is called as `progress(what, done, of)`, as in
+            `progress("compiling segments", 3, 12)`; the number of plans (`"planning"`) is only about known.
         **jit_options: as in `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`, `keep_unused`,
             `inline`, `compiler_options`, `in_shardings`, `out_shardings`, `device` and `backend`.
 

@@ -21,11 +21,12 @@ JobState = Literal["preparing", "queued", "running", "paused", "finished", "fail
 FINAL: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"})
 
 EventName = Literal[
-    "submitted", "planned", "queued", "started", "step", "renewed", "renewal_failed", "paused", "resumed", "parked",
+    "submitted", "preparing", "planned", "queued", "started", "step", "renewed", "renewal_failed", "paused", "resumed", "parked",
     "checkpointed", "checkpoint_failed", "budget", "finished", "failed", "cancelled",
     "placed", "lost", "device_joined", "device_lost",
 ]  # fmt: skip
-"""The last four come on a cluster only: a job goes to a device, its device has died, a device comes or has died."""
+"""`preparing` comes once for each phase of tracing, planning and compiling, which its note names. The last four come on a cluster
+only: a job goes to a device, its device has died, a device comes or has died."""
 
 LaneName = Literal["compute", "out", "into"]
 """What serves one at a time: the device's compute stream, the link to the host, the link to the device."""
@@ -46,7 +47,7 @@ class JobStatus:
         host_bytes: the bytes of the job's state in pinned host memory now.
         stall_us: the mean time in a step spent waiting for copies.
         swapped_bytes: what the plan copies in a step, in both directions added up.
-        note: why the job waits, or how it failed; may be empty.
+        note: what is done to prepare the job, why it waits, or how it failed; may be empty.
     """
 
     name: str

@@ -263,14 +263,14 @@ def test_a_share_is_of_a_predicted_peak_until_the_first_call_has_compiled_plain_
     function = tensile.jit(sgd_step, budget="60%", donate_argnums=0, progress=lambda what, done, of: told.append(what))
     state = weights(layers=7)  # a step that no other test compiles
     predicted = function.plan(state, batch())
-    assert told == [] and predicted.jit_peak_bytes is None
+    assert set(told) == {"tracing", "planning"} and predicted.jit_peak_bytes is None
     assert "as predicted, since plain jit was not compiled" in predicted.budget_basis
     assert f"({predicted.budget_basis})" in str(predicted)
     unlimited = tensile.jit(sgd_step, donate_argnums=0).plan(state, batch())
     assert unlimited.workspaces == "predicted" and predicted.budget_bytes == int(0.6 * unlimited.peak_bytes)
     function(fresh(state), batch())
     plan = function.plan(state, batch())
-    assert set(told) == {"compiling plain jit", "compiling segments"}
+    assert set(told) == {"tracing", "planning", "compiling plain jit", "compiling segments"}
     assert plan.jit_peak_bytes is not None and plan.budget_bytes == int(0.6 * plan.jit_peak_bytes)
     assert plan.budget_basis.endswith("as compiled")
     assert function.report().peak_bytes <= 0.6 * plan.jit_peak_bytes
@@ -285,17 +285,17 @@ def test_with_a_share_of_one_or_more_the_step_is_plain_jit() -> None:
 
 def test_planning_needs_shapes_only_and_compiles_no_segment() -> None:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (weights(), batch()))
-    compiled: list[str] = []
+    told: list[str] = []
     budget = low_budget(sgd_step, weights(), batch(), donate_argnums=0)
-    function = tensile.jit(sgd_step, budget=budget, donate_argnums=0, progress=lambda what, done, of: compiled.append(what))
+    function = tensile.jit(sgd_step, budget=budget, donate_argnums=0, progress=lambda what, done, of: told.append(what))
     plan = function.plan(*shapes)
-    assert compiled == []
+    assert set(told) == {"tracing", "planning"}
     assert plan.workspaces == "predicted"
     assert plan == function.plan(weights(), batch())
     assert plan.peak_bytes <= budget
     function(fresh(weights()), batch())
     assert function.plan(*shapes).workspaces == "compiled"
-    assert set(compiled) == {"compiling segments"}
+    assert set(told) == {"tracing", "planning", "compiling segments"}
 
 
 def test_the_same_step_gives_the_same_plan_again() -> None:
@@ -413,7 +413,7 @@ def test_the_report_says_what_was_measured() -> None:
     assert report.swapped_bytes == plan.swapped_out_bytes + plan.swapped_in_bytes
     assert report.segments == len(plan.segments)
     assert report.distinct_segments > 1
-    assert report.compile_s > 0 and report.trace_s > 0 and report.plan_s > 0
+    assert report.compile_s > 0 and report.trace_s > 0 and report.plan_s > 0 and 1 <= report.tries <= 3
     assert (report.passive_swap_ins, report.out_of_memory) == (0, 0)
 
 

@@ -62,7 +62,11 @@ def event_line(event: JobEvent) -> str:
     '12.3 s  gpt: step 7, loss 0.6931'
     >>> event_line(JobEvent(0.5, "checkpoint_failed", "gpt", 7, "No space left on device"))
     '0.5 s  gpt: checkpoint failed after step 7 (No space left on device)'
+    >>> event_line(JobEvent(0.5, "preparing", "gpt", 0, "compiling 12 segments"))
+    '0.5 s  gpt: preparing: compiling 12 segments'
     """
+    if event.kind == "preparing":
+        return f"{event.time_s:.1f} s  {one_line(event.job)}: preparing: {one_line(event.note)}"
     parts = [event.kind.replace("_", " ") + (f" {event.step}" if event.kind == "step" else f" after step {event.step}")]
     for name, value in event.values.items():
         name = one_line(name)

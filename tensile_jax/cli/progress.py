@@ -1,46 +1,9 @@
 """Shows on stderr the phases of a command (tracing, compiling, ...): as progress bars on a terminal, else as lines."""
 
-import sys
-from contextlib import suppress
-from typing import IO, Any, Self, cast
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-
-
-class _IgnoringClosedStderr:
-    """Stderr without its errors: a closed pipe or terminal, or a full disk, must not end a training run."""
-
-    def __init__(self) -> None:
-        self._stream = sys.stderr
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    @property
-    def encoding(self) -> str:
-        """The encoding of stderr."""
-        return getattr(self._stream, "encoding", None) or "utf-8"
-
-    def isatty(self) -> bool:
-        """Whether stderr is a terminal."""
-        return self._stream is not None and self._stream.isatty()
-
-    def write(self, text: str) -> int:
-        """Write the text, or drop it."""
-        with suppress(OSError, AttributeError):  # AttributeError: stderr is None where it was closed before Python began
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush stderr, or do nothing if that fails."""
-        with suppress(OSError, AttributeError):
-            self._stream.flush()
-
-
-def stderr_console() -> Console:
-    """A console on stderr that never raises an error of the system."""
-    return Console(file=cast(IO[str], _IgnoringClosedStderr()))
 
 
 class Phases:

@@ -23,12 +23,13 @@ from tensile_jax.api import PlannedFunction, Report
 from tensile_jax.exec.actor.pure_job import PureJob
 from tensile_jax.exec.call.interrupts import InterruptsHeldUnless
 from tensile_jax.exec.call.options import JitOptions, PlanOptions
-from tensile_jax.exec.compiling.step import LaunchName, Progress
+from tensile_jax.exec.compiling.step import LaunchName
 from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
 from tensile_jax.plan import PolicyName
 from tensile_jax.plan.comparison import Comparison
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.phases import Progress
 from tensile_jax.trace.step import Boundary, parameter_names
 
 _Question = Callable[..., Any]
@@ -217,7 +218,7 @@ def jit(
     plan: Plan | None = None,
     renew_above: float | None = None,
     keep_plans: str | PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
     **jit_options: Unpack[JitOptions],

@@ -47,6 +47,10 @@ class Seen:
     warned: tuple[str, ...]
 
 
+_AGAIN = "was planned and compiled again"
+"""In the one warning that a caller of `jax.jit` does not see: that of `exec/call/other_shapes.py`."""
+
+
 def see(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Seen:
     """Call the function and look at everything that its caller could look at."""
     arrays = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.Array)]
@@ -65,7 +69,7 @@ def see(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Seen:
         values=tuple(map(value_of, leaves)),
         own=tuple(not any(leaf is array for array in arrays) for leaf in leaves),
         deleted=tuple(array.is_deleted() for array in arrays),
-        warned=tuple(sorted({f"{w.category.__name__}: {str(w.message)[:60]}" for w in caught})),
+        warned=tuple(sorted({f"{w.category.__name__}: {str(w.message)[:60]}" for w in caught if _AGAIN not in str(w.message)})),
     )
 
 

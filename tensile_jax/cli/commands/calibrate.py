@@ -8,8 +8,9 @@ import click
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import readable_console, table_of
 from tensile_jax.cli.options import writable_file
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.plan_format import save_json
+from tensile_jax.progress.stderr import stderr_console
 
 if TYPE_CHECKING:  # at run time this would import NumPy
     from tensile_jax.plan import DeviceProfile

@@ -10,8 +10,9 @@ from rich.table import Table
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
 from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, takes_model, writable_file
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.plan_format import save_json
+from tensile_jax.progress.stderr import stderr_console
 from tensile_jax.units import format_bytes
 
 if TYPE_CHECKING:  # at run time this would import NumPy

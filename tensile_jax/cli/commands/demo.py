@@ -18,11 +18,12 @@ from tensile_jax.cli.commands.run import refuse_troubles
 from tensile_jax.cli.errors import Failure, Refusal
 from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, readable_console
 from tensile_jax.cli.jobs_file import JobsFile, read_jobs_file
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.folder import RunFolder
 from tensile_jax.cli.run.report import JobOutcome, JobsOutcome, PlainJob
 from tensile_jax.cli.signals import exit_code
 from tensile_jax.plan_format import save_json
+from tensile_jax.progress.stderr import stderr_console
 from tensile_jax.units import format_bytes
 
 _LEAST_ACCURACY = {"digits": 0.97}

@@ -19,8 +19,9 @@ from tensile_jax.cli.options import (
     takes_model,
     writable_file,
 )
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.plan_format import save_json
+from tensile_jax.progress.stderr import stderr_console
 from tensile_jax.units import format_bytes
 
 if TYPE_CHECKING:  # at run time this would import NumPy

@@ -8,9 +8,10 @@ import click
 from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.jobs_file import read_jobs_file, refuse_sharded_jobs
 from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.report import plan_lines, plan_table
 from tensile_jax.plan_format import save_json
+from tensile_jax.progress.stderr import stderr_console
 
 _READABLE_WIDTH = 120
 
@@ -38,7 +39,7 @@ def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None
     from tensile_jax.cli.run.single_model import planned_step  # imports JAX
 
     with Phases(stderr_console()) as phases:
-        phases.begin("tracing and planning")
+        phases.begin("tracing")
         built = model.build()
         step = planned_step(built, limits, phases=phases)
         made = step.plan(built.state_shape, built.batch_shape)

@@ -26,11 +26,12 @@ from tensile_jax.cli.options import (
     takes_model_or_jobs,
     writable_file,
 )
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.folder import read_config
 from tensile_jax.cli.run.report import JobsOutcome, jobs_lines, jobs_table, outcome_table
 from tensile_jax.cli.signals import exit_code
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.stderr import stderr_console
 
 _READABLE_WIDTH = 130
 

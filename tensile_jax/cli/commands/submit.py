@@ -16,10 +16,11 @@ import msgspec
 from tensile_jax.cli.errors import Failure, Refusal, in_options
 from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.jobs_file import read_jobs_file
-from tensile_jax.cli.progress import Phases, stderr_console
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.live_view import StatusView
 from tensile_jax.cli.signals import exit_code
 from tensile_jax.errors import ClusterError
+from tensile_jax.progress.stderr import stderr_console
 
 _READABLE_WIDTH = 170
 

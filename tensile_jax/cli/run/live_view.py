@@ -145,6 +145,8 @@ def _job(job: JobStatus) -> str:
     name, note = one_line(job.name), one_line(job.note)
     if len(note) > _LONGEST_NOTE:
         note = note[: _LONGEST_NOTE - 3].rstrip() + "..."  # the whole note was printed with its event
+    if job.state == "preparing" and note:
+        return f"{name} preparing: {note}"
     if job.state != "running":
         return f"{name} {job.state}" + (f" at {job.step}/{job.steps}" if job.step else "") + (f" ({note})" if note else "")
     loss = "" if job.loss is None else f" loss {job.loss:.3g}"
@@ -178,7 +180,12 @@ class StatusView:
             whole = self._most_jobs is None
             if job.note and (width < _WIDE or (whole and cell_len(one_line(job.note)) > width - _FIGURES_WIDTH)):
                 longest = None if whole else width
-                yield Text(_cut(f"{job.name}: {job.note}", longest, ascii_only=ascii_only), _STYLES[job.state])
+                yield Text(_cut(_noted(job), longest, ascii_only=ascii_only), _STYLES[job.state])
+
+
+def _noted(job: JobStatus) -> str:
+    """The job's name and note. Of a job that is prepared, the note alone would not say of what it is a part."""
+    return f"{job.name}: preparing: {job.note}" if job.state == "preparing" else f"{job.name}: {job.note}"
 
 
 def _header(status: Status, *, width: int, ascii_only: bool) -> list[Text]:

@@ -69,7 +69,7 @@ def largest_batch(choice: ModelChoice, limits: Limits, *, speed: float, most: in
             model = replace(choice, batch_size=batch_size).build()
             asked = replace(limits, budget=_NO_LIMIT, policy="auto") if plain else limits
             try:
-                plans[batch_size, plain] = planned_step(model, asked, phases=phases).plan(model.state_shape, model.batch_shape)
+                plans[batch_size, plain] = planned_step(model, asked, phases=None).plan(model.state_shape, model.batch_shape)
             except BudgetTooSmall as refusal:
                 refusals[batch_size] = refusal
                 plans[batch_size, plain] = None

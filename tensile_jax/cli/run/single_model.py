@@ -49,14 +49,14 @@ def keep_compiled(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # JAX would otherwise skip programs that compile fast
 
 
-def planned_step(model: Model, limits: Limits, *, phases: Phases, saved: Plan | None = None) -> PlannedFunction:
-    """The model's step under the limits; `phases` shows its compilation."""
+def planned_step(model: Model, limits: Limits, *, phases: Phases | None, saved: Plan | None = None) -> PlannedFunction:
+    """The model's step under the limits; `phases` shows what its first call does, or nothing does."""
     with refusing_options():
         return jit(
             model.step,
             **asdict(limits),
             plan=saved,
-            progress=phases.update,
+            progress=False if phases is None else phases.update,
             donate_argnums=0,
         )
 
@@ -68,7 +68,7 @@ def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | 
     with refusing_options():
         next(model.batches())  # so that an error in the input is raised before compiling
     state = model.init()
-    phases.begin("tracing, planning, compiling")
+    phases.begin("tracing")
 
     def watch(done: int, loss: float, us: float) -> None:
         budget = step.plan(model.state_shape, model.batch_shape).budget_bytes

@@ -4,13 +4,9 @@ The results are stored after each stage (`measure.py`), so an interrupted calibr
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-
-from rich.console import Console
-from rich.progress import Progress
 
 from tensile_jax.device_profiles import calibrations, profile_for
 from tensile_jax.device_profiles.calibrations import SCHEMA_VERSION, Calibration
@@ -18,6 +14,8 @@ from tensile_jax.exec.calibration.measure import STAGES, rates_of
 from tensile_jax.exec.calibration.operators import measured_operators
 from tensile_jax.exec.transfer import Device
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.progress.display import DISPLAY
+from tensile_jax.progress.phases import Progress
 
 SECONDS, QUICK_SECONDS = 60.0, 10.0
 """How long a calibration takes, about; and a quick one, which is made by itself for a device that is not known."""
@@ -25,10 +23,8 @@ SECONDS, QUICK_SECONDS = 60.0, 10.0
 _RATES = 0.3
 """The part of the time in which rates are measured; in the rest, it is operators."""
 
-ProgressShown = Callable[[str, int, int], None]
 
-
-def calibrate(device: Device, *, quick: bool = False, progress: ProgressShown | None = None) -> Calibration:
+def calibrate(device: Device, *, quick: bool = False, progress: Progress | None = None) -> Calibration:
     """Measure a device and keep the result. What an interrupted calibration has measured is not measured again.
 
     Args:
@@ -61,13 +57,13 @@ def calibrate(device: Device, *, quick: bool = False, progress: ProgressShown | 
     return made
 
 
-def profile_of(device: Device, name: str | None = None, progress: ProgressShown | None = None) -> DeviceProfile:
+def profile_of(device: Device, name: str | None = None, progress: Progress | None = None) -> DeviceProfile:
     """The profile called `name`, or else that of the device. A device of an unknown kind is calibrated now, quickly.
 
     If that fails, a warning says so, and the profile is `unknown`.
 
     Args:
-        progress: called as `progress(what, done, of)`. None: a bar on stderr, if that is a terminal.
+        progress: called as `progress(what, done, of)`. None: it is shown as a first call is.
 
     Raises:
         ValueError: there is no such profile.
@@ -77,13 +73,8 @@ def profile_of(device: Device, name: str | None = None, progress: ProgressShown 
     if name is not None or found.basis != "unknown":
         return found
     try:
-        with Progress(console=Console(stderr=True), transient=True, disable=progress is not None) as bars:
-            bar = bars.add_task(f"tensile_jax does not know {kind}, and measures it once", total=None)
-
-            def show(what: str, done: int, of: int) -> None:
-                bars.update(bar, completed=done, total=of)
-
-            calibrate(device, quick=True, progress=progress or show)
+        with DISPLAY.call(f"{kind} is not known and is measured once", progress):
+            calibrate(device, quick=True, progress=progress or DISPLAY.tell)
     except Exception as error:
         warnings.warn(
             f"{kind} could not be measured ({type(error).__name__}: {error}), so plans for it are made with guessed rates. "

@@ -12,10 +12,11 @@ from tensile_jax.arguments import MOST, read_number, read_threshold, shown
 from tensile_jax.budget import Budget, parse_budget, parse_host_budget
 from tensile_jax.device_profiles import load_profile
 from tensile_jax.errors import PlanFileError
-from tensile_jax.exec.compiling.step import LaunchName, Progress
+from tensile_jax.exec.compiling.step import LaunchName
 from tensile_jax.exec.fitting.saved_plan import above_budget, above_host_budget
 from tensile_jax.plan import POLICIES, PolicyName, known_policy
 from tensile_jax.plan_format import Plan, contradictions
+from tensile_jax.progress.phases import Progress
 
 
 class JitOptions(TypedDict, total=False):
@@ -49,7 +50,7 @@ class PlanOptions(TypedDict, total=False):
     plan: Plan | None
     renew_above: float | None
     keep_plans: str | PathLike[str] | None
-    progress: Progress | None
+    progress: bool | Progress | None
 
 
 class GivenOptions(PlanOptions, JitOptions, total=False):
@@ -72,7 +73,7 @@ class CheckedOptions:
     saved_plan: Plan | None
     renew_above: float | None
     keep_plans: str | PathLike[str] | None
-    progress: Progress | None
+    progress: bool | Progress | None
 
 
 def read_options(given: PlanOptions) -> CheckedOptions:
@@ -80,7 +81,7 @@ def read_options(given: PlanOptions) -> CheckedOptions:
 
     Raises:
         ValueError: an option has a value that is not allowed, or two options contradict each other.
-        TypeError: the plan is not a `Plan`.
+        TypeError: the plan is not a `Plan`, or another option is of the wrong type.
         PlanFileError: the plan contradicts itself, or is above the budget.
     """
     state_memory = given.get("state_memory", "device")
@@ -112,7 +113,8 @@ def read_options(given: PlanOptions) -> CheckedOptions:
     return CheckedOptions(
         budget, host_budget, max_slowdown, policy, profile, state_memory,
         "segments" if renew_above is not None else launch, open_loops,
-        respect_checkpoint, saved_plan, renew_above, _read_folder(given.get("keep_plans")), given.get("progress"),
+        respect_checkpoint, saved_plan, renew_above, _read_folder(given.get("keep_plans")),
+        _read_progress(given.get("progress")),
     )  # fmt: skip
 
 
@@ -126,6 +128,15 @@ def _read_folder(folder: Any) -> str | PathLike[str] | None:
     if folder is not None and not isinstance(folder, str | PathLike):
         raise TypeError(f"keep_plans must be the path of a folder, got {shown(folder)} of type {type(folder).__name__}.")
     return cast("str | PathLike[str] | None", folder)
+
+
+def _read_progress(progress: Any) -> bool | Progress | None:
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(
+            "progress must be True, False, None (shown on a terminal and in a notebook) or a function progress(what, done, of), "
+            f"got {shown(progress)}."
+        )
+    return cast("bool | Progress | None", progress)
 
 
 def _read_slowdown(max_slowdown: Any, budget: Any) -> float:

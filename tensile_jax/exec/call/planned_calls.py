@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -27,12 +28,14 @@ from jax.tree_util import tree_unflatten
 from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall, OutOfMemory, TraceError
 from tensile_jax.exec.calibration.calibrate import profile_of
+from tensile_jax.exec.call.cache_hint import CACHE_HINT
 from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.devices import Placement, is_committed, named_devices, on_mesh, placement_of
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.call.options import CheckedOptions, JitOptions
+from tensile_jax.exec.call.other_shapes import ShapesCalled
 from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
@@ -50,6 +53,8 @@ from tensile_jax.exec.transfer import HOST, Device, Transfer, divided_as, in_dev
 from tensile_jax.plan import known_policy
 from tensile_jax.plan.update import WATCHED_FIRST, is_watched
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.display import DISPLAY, ShownCall, told_by
+from tensile_jax.progress.phases import TRACING, Progress
 from tensile_jax.trace import TracedStep, shape_struct, trace_step, trace_where_arguments_are, type_on_host
 
 _PACES = 100  # the latest calls whose pace is kept for the report
@@ -142,12 +147,15 @@ class PlannedCalls:
     def __init__(self, function: Callable[..., Any], jitted: Any, request: CheckedOptions, jit_options: JitOptions) -> None:
         self._function = function
         self._jitted = jitted
+        self._name = getattr(function, "__name__", "the step")
         self._request = request
+        self._progress: Progress = told_by(request.progress)
         self._jit_options = jit_options
         self._signatures = SignatureReader(function, jit_options.get("static_argnums"), jit_options.get("static_argnames"))
         self._traced: dict[Signature, _Traced] = {}
         self._planned: dict[Signature, PlannedStep] = {}
         self._latest: Signature | None = None
+        self._shapes = ShapesCalled(self._name)
         self._preparing = threading.RLock()
         self._folder = PlanFolder(request.keep_plans) if request.keep_plans is not None and writes_files() else None
 
@@ -169,10 +177,25 @@ class PlannedCalls:
         step = self._planned.get(signature)
         if step is None:
             with self._preparing:
-                step = self._known(signature) or self._plan(call, args, kwargs)
+                step = self._known(signature) or self._plan_first(call, args, kwargs)
         self._latest = signature
         if not step.plan.whole:
             refuse_unusable(call, step.traced.step.graph)
+        return step
+
+    def showing(self) -> AbstractContextManager[ShownCall]:
+        """A block in which this thread traces, plans or compiles, and shows that if it takes long."""
+        return DISPLAY.call(self._name, self._request.progress)
+
+    def _plan_first(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
+        """Make the plan for the first call with a signature, and show that this is done, if it takes long."""
+        began = time.perf_counter()
+        with self.showing() as shown:
+            step = self._plan(call, args, kwargs)
+        seconds = time.perf_counter() - began
+        if shown.visible:
+            CACHE_HINT.give(self._name, seconds)
+        self._shapes.add(call.signature, step.traced.step.graph, seconds, whole=step.plan.whole)
         return step
 
     def _known(self, signature: Signature) -> PlannedStep | None:
@@ -254,7 +277,10 @@ class PlannedCalls:
 
     def plan(self, args: _Args, kwargs: _Kwargs) -> Plan:
         """The plan in use for these arguments. If there is none yet: the saved plan, or a new one with estimated workspaces."""
-        call = self._read_outermost(args, kwargs)
+        with self.showing():
+            return self._predicted(self._read_outermost(args, kwargs), args, kwargs)
+
+    def _predicted(self, call: Call, args: _Args, kwargs: _Kwargs) -> Plan:
         step = self._planned.get(call.signature) or next(
             (step for signature, step in self._planned.items() if signature.shapes == call.signature.shapes), None
         )
@@ -294,21 +320,23 @@ class PlannedCalls:
         with self._preparing:
             self._traced.clear()
             self._planned.clear()
+            self._shapes.forget()
             self._latest = None
 
     def _read_outermost(self, args: _Args, kwargs: _Kwargs) -> Call:
         call = self.read(args, kwargs)
         if call is None:
             raise TraceError(
-                f"{getattr(self._function, '__name__', 'The step')!r} has a plan only where it is called outermost: not inside "
+                f"{self._name!r} has a plan only where it is called outermost: not inside "
                 "jit, grad, vmap and the like, and not under jax.disable_jit."
             )
+        self._shapes.intend(call.signature)
         return call
 
     def _plan(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
         """Make the plan for this call and compile it."""
         agreement = agreement_of(named_devices(call.leaves, self._jit_options))
-        with agreement.session(f"the plan of {getattr(self._function, '__name__', 'the step')!r}"):
+        with agreement.session(f"the plan of {self._name!r}"):
             traced, saved = self._trace(call, args, kwargs), self._request.saved_plan
             if traced.step.agreement is not agreement:
                 raise TraceError(
@@ -326,13 +354,18 @@ class PlannedCalls:
             else:
                 make = lambda: load(form_of(step, saved), self._request.budget, saved)  # noqa: E731
             compiled = planned_for_all(step, make)
-        planned = PlannedStep(traced, Runner(compiled, _for_less_of_all), _placer_of(traced, compiled))
+        planned = PlannedStep(traced, Runner(compiled, self._for_less), _placer_of(traced, compiled))
         if self._request.renew_above is not None:
             settings = traced.settings
             planned.followed = FollowedPlan(self._request.renew_above, lambda: self._signatures.settings() == settings)
         self._write(planned)
         self._planned[call.signature] = planned
         return planned
+
+    def _for_less(self, running: CompiledPlan) -> CompiledPlan | None:
+        """A plan for less memory than `running`, under which the device was out of memory; None if there is none."""
+        with self.showing():
+            return _for_less_of_all(running)
 
     def _facts(self, traced: _Traced) -> dict[str, str]:
         """What must be the same in all processes of the step, by its name."""
@@ -397,6 +430,7 @@ class PlannedCalls:
     def _trace_anew(self, call: Call, args: _Args, kwargs: _Kwargs) -> _Traced:
         request, jit_options = self._request, self._jit_options
         began = time.perf_counter()
+        self._progress(TRACING, 0, 1)
 
         def trace(on_host: frozenset[int]) -> TracedStep:
             there = {id(call.leaves[place]) for place in on_host}
@@ -429,8 +463,9 @@ class PlannedCalls:
             asked = jit_options.get("in_shardings"), jit_options.get("out_shardings")
             step = on_mesh(step, placement.meshes, call.leaves, *asked)
         trace_s = time.perf_counter() - began
-        profile = profile_of(placement.device, request.profile, request.progress)
-        options = Options(request.policy, profile, request.state_memory, request.progress, request.max_slowdown)
+        self._progress(TRACING, 1, 1)
+        profile = profile_of(placement.device, request.profile, self._progress)
+        options = Options(request.policy, profile, request.state_memory, self._progress, request.max_slowdown)
         options = replace(options, launch=request.launch)
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy, saved = known_policy(request.saved_plan.policy), request.saved_plan

@@ -28,6 +28,7 @@ class Report:
         out_of_memory: how often the device refused an allocation.
         compile_s: the time that the first call spent on compiling segments and plain jit. An executable that an earlier call of
             the function has compiled is not compiled again.
+        tries: how many plans the first call has compiled until one kept the budget; zero for a step that runs whole.
         launches: how many executables an iteration launches.
         plans: how many plans such calls have had so far.
         drift: |s' - s| / s, where s is the sum of the segments' latencies that the plan was made for, and s' the measured one.
@@ -52,6 +53,7 @@ class Report:
     drift: float | None = None
     launches: int = 1
     pace_us: float | None = None
+    tries: int = 0
 
 
 def report_of(runner: Runner, *, trace_s: float, drift: float | None, paces_us: Collection[float] = ()) -> Report:
@@ -85,4 +87,5 @@ def report_of(runner: Runner, *, trace_s: float, drift: float | None, paces_us: 
         drift=drift,
         launches=len(plan.segments) if plan.launches is None else plan.launches,
         pace_us=statistics.median(paces_us) if paces_us else None,
+        tries=spent.tries,
     )

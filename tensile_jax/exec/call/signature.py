@@ -48,7 +48,7 @@ class Signature:
     ) -> None:
         self.shapes: Hashable = (tree, tuple(shape for shape, _ in leaves), names, id(probe))
         """The signature without the places where the arguments lie."""
-        self.forms: Hashable = (tree, tuple((shape, dtype) for (shape, dtype, _), _ in leaves), names, id(probe))
+        self.forms = (tree, tuple((shape, dtype) for (shape, dtype, _), _ in leaves), names, id(probe))
         """The same without weak types: equal for a step's state before and after its first call."""
         self.placements = tuple(placement for _, placement in leaves)
         """The sharding of each argument that is committed, as if it were in device memory."""
@@ -65,6 +65,17 @@ class Signature:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Signature) and self._key == other._key)
+
+    def shape(self, place: int) -> Any:
+        """The shape of the argument at this position."""
+        return self.forms[1][place][0]
+
+    def differing_shapes(self, other: "Signature") -> list[int]:
+        """The positions of the arguments whose shapes differ; none if anything else differs that makes another program."""
+        (tree, leaves, *settings), (other_tree, other_leaves, *other_settings) = self.forms, other.forms
+        if (tree, settings) != (other_tree, other_settings) or [dtype for _, dtype in leaves] != [d for _, d in other_leaves]:
+            return []
+        return [i for i, (one, before) in enumerate(zip(leaves, other_leaves, strict=True)) if one != before]
 
     def differs_in_memory_only(self, other: "Signature") -> bool:
         """Whether the two are equal but for the memories in which arguments are."""

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.child_process.carried_exception import carry
 from tensile_jax.exec.child_process.channel import Answer, Ask, Channel, Heartbeat, News, Refused
-from tensile_jax.exec.child_process.isolated_actor import Made
+from tensile_jax.exec.child_process.isolated_actor import Made, Told
 from tensile_jax.exec.child_process.payload import PackedTree, Payload, pack_structure, pack_tree
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
@@ -168,7 +169,10 @@ class _Work:
 
     def on_trace(self, options: Options) -> AccessSequence | None:
         self._first_batch = self._feed.take()
-        return self._actor.trace(self._first_batch, options, self._compiler)
+        return self._actor.trace(self._first_batch, replace(options, progress=self._tell), self._compiler)
+
+    def _tell(self, what: str, done: int, of: int) -> None:
+        self._channel.send(News(Told(what, done, of)))
 
     def on_begin(self, watch: bool) -> None:
         first, self._first_batch = self._first_batch, NO_BATCH

@@ -33,6 +33,7 @@ from tensile_jax.exec.compiling.step import Options
 from tensile_jax.exec.transfer import Device, on_host
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
+from tensile_jax.progress.phases import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,15 @@ class Made:
 
     state_bytes: int
     structure: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """News: what the process is doing to plan the job, as `progress(what, done, of)` is told it."""
+
+    what: str
+    done: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +118,7 @@ class IsolatedActor:
         self.process = JobProcess(payload, lock=lock, receive=self._heard, died=died)
         self._unmade: PackedTree | None = payload.state  # the submitted state, until the process has made the job
         self._is_made = False
+        self._progress: Progress | None = None
         self._given = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) and not on_host(leaf)]
         self._snapshots = itertools.count()
         self._drawn: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -134,6 +145,9 @@ class IsolatedActor:
             self.state_bytes = news.state_bytes
             if news.structure is not None:
                 self.structure = jax.tree.structure(pickle.loads(news.structure))
+        elif isinstance(news, Told):
+            if self._progress is not None:
+                self._progress(news.what, news.done, news.of)
         else:
             self._drawn.put(news)
 
@@ -161,6 +175,7 @@ class IsolatedActor:
 
     def trace(self, batch: Any, options: Options, compiler: Compiler) -> AccessSequence | None:
         del batch, compiler  # the process has its own
+        self._progress = options.progress
         return self.process.ask("trace", replace(options, progress=None))()
 
     def plan(self, request: PlanRequest) -> PlanSummary:

@@ -95,6 +95,8 @@ class Compiler:
         self._debugs_numbers = debugs_numbers
         self._done: dict[Hashable, Executable] = {}
         self._sizes: dict[Hashable, Sizes] = {}  # of code of which only the sizes were asked for
+        self._left: dict[Hashable, Future[Executable]] = {}  # what compiles for a call that has ended before
+        self._left_sizes: dict[Hashable, Future[Sizes]] = {}
 
     @property
     def kind(self) -> Hashable:
@@ -110,7 +112,11 @@ class Compiler:
         return self.device.platform == "cpu" and not (self._compiler_options or {}).keys() & _FOR_SIZES.keys()
 
     def compile(self, codes: Sequence[SegmentCode], progress: Told | None = None) -> list[Executable]:
-        """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled."""
+        """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled.
+
+        On Ctrl-C, or if one fails, this ends at once. XLA cannot be interrupted, so what it is compiling is compiled to its end,
+        and is there for the next call.
+        """
 
         def begin(code: SegmentCode, pool: ThreadPoolExecutor) -> Future[Executable]:
             jitted, lowered = self._lower(code)
@@ -119,9 +125,8 @@ class Compiler:
             call = self._call_of(jitted, is_placed=is_placed) if refused else None
             return pool.submit(_compile, lowered, call)
 
-        with _short_compilations_cached():
-            for code, executable in _in_a_pool(codes, self._done, begin, progress):
-                self._done[code.content] = self._finished(code, executable)
+        for code, executable in _in_a_pool(codes, self._done, begin, self._left, progress):
+            self._done[code.content] = self._finished(code, executable)
         return [self._done[code.content] for code in codes]
 
     def sizes(self, codes: Sequence[SegmentCode], progress: Told | None = None) -> list[Sizes]:
@@ -134,7 +139,7 @@ class Compiler:
             return pool.submit(_sizes_of, lowered)
 
         known = self._sizes | {content: executable.sizes for content, executable in self._done.items()}
-        for code, sizes in _in_a_pool(codes, known, begin, progress):
+        for code, sizes in _in_a_pool(codes, known, begin, self._left_sizes, progress):
             self._sizes[code.content] = known[code.content] = sizes
         return [known[code.content] for code in codes]
 
@@ -304,7 +309,8 @@ def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs:
 
 def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
     """Compile a lowered segment. If `call` is not None, it is called in the place of the compiled function."""
-    compiled = lowered.compile()
+    with _short_compilations_cached():
+        compiled = lowered.compile()
     return Executable(call or compiled, _read_sizes(compiled))
 
 
@@ -321,23 +327,32 @@ def _in_a_pool(
     codes: Sequence[SegmentCode],
     known: Mapping[Hashable, object],
     begin: Callable[[SegmentCode, ThreadPoolExecutor], Future[_Made]],
+    left: dict[Hashable, Future[_Made]],
     progress: Told | None,
 ) -> Iterator[tuple[SegmentCode, _Made]]:
-    """What `begin` begins to make of each code of which nothing is known, in a pool of threads; equal code is made once."""
+    """What `begin` begins to make of each code of which nothing is known, in a pool of threads; equal code is made once.
+
+    Args:
+        left: what is being made for a call that has ended before. It is taken from there, and what this call leaves is put there.
+    """
     missing = {code.content: code for code in codes if code.content not in known}
     if not missing:
         return
     if progress is not None:
         progress(0, len(missing))
     pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), thread_name_prefix="tensile-compile")
+    running: dict[Hashable, Future[_Made]] = {}
     try:
-        running = [(code, begin(code, pool)) for code in missing.values()]
-        for done, (code, future) in enumerate(running, start=1):
-            yield code, future.result()
+        for content, code in missing.items():
+            before = left.pop(content, None)
+            running[content] = begin(code, pool) if before is None else before
+        for done, (content, future) in enumerate(running.items(), start=1):
+            yield missing[content], future.result()
             if progress is not None:
                 progress(done, len(running))
-    finally:  # on Ctrl-C, wait only for the compilations that have begun
-        pool.shutdown(cancel_futures=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        left.update({content: future for content, future in running.items() if future.running()})
 
 
 def _compile_whole(lowered: Any, lowering_s: float, options: Mapping[str, Any] | None) -> CompiledWhole:

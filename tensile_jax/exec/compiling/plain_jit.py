@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tensile_jax.exec.compiling.compiler import CompiledWhole, Compiler, peak_of
 from tensile_jax.exec.processes.agreement import Agreement
 from tensile_jax.exec.processes.orders import CompileWhole
+from tensile_jax.progress.phases import PLAIN_JIT
 
 Tell = Callable[[str, int, int], None]
 
@@ -75,13 +76,13 @@ class PlainJit:
 
     def _awaited(self, to_run: bool, tell: Tell) -> JitExecutable:
         if to_run not in self._found:
-            tell("compiling plain jit", 0, 1)
+            tell(PLAIN_JIT, 0, 1)
             try:
                 executable, seconds = self._begun(to_run).result()
             except Exception:
                 self._compiling.pop(to_run, None)  # whoever asks again tries again
                 raise
-            tell("compiling plain jit", 1, 1)
+            tell(PLAIN_JIT, 1, 1)
             peak = max(self._agreement.gather(peak_of(executable)))
             self._found[to_run] = JitExecutable(executable, peak, seconds)
         return self._found[to_run]

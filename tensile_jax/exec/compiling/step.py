@@ -24,6 +24,7 @@ from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.phases import Progress
 from tensile_jax.trace import TracedStep
 from tensile_jax.trace.plannable_loops import PlannableLoop
 
@@ -32,7 +33,6 @@ _LONG_LAUNCH = 0.005
 """Of the step as one executable: from there on, joining five segments gains 2 %. On one device, programs gain nothing else, and
 XLA packs their buffers with gaps (`make bench-launches`)."""
 LaunchName = Literal["auto", "segments", "program"]
-Progress = Callable[[str, int, int], None]
 _Made = TypeVar("_Made")
 
 
@@ -207,15 +207,21 @@ class Step:
 class Spent:
     """What it has taken to make a plan, in seconds: planning, choosing the form of the step, and compiling.
 
-    An executable that was there already has taken nothing.
+    An executable that was there already has taken nothing. `tries` is the number of plans whose segments were compiled.
     """
 
     plan_s: float = 0.0
     ranking_s: float = 0.0
     compile_s: float = 0.0
+    tries: int = 0
 
     def __add__(self, other: "Spent") -> "Spent":
-        return Spent(self.plan_s + other.plan_s, self.ranking_s + other.ranking_s, self.compile_s + other.compile_s)
+        return Spent(
+            self.plan_s + other.plan_s,
+            self.ranking_s + other.ranking_s,
+            self.compile_s + other.compile_s,
+            self.tries + other.tries,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

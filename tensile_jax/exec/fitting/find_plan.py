@@ -168,7 +168,7 @@ def try_whole(fitting: Fitting) -> None:
     if share is not None and share >= 1:
         fitting.compile_plain_jit(to_run=True)
     elif share is not None and predicted is not None and not _is_refused_at_once(fitting, fitting.limit() / _NEAR_FLOOR):
-        fitting.step.plain_jit.begin()
+        fitting.begin_plain_jit()
         fitting.floor_bytes()
         fitting.compile_plain_jit(to_run=False)
     elif predicted is not None and fitting.options.policy == "auto" and predicted <= _NEAR * fitting.limit():

@@ -30,6 +30,7 @@ from tensile_jax.plan import Choice, CompiledSizes, Goal, Planned
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import joined, programs_of
 from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
+from tensile_jax.progress.phases import PLAIN_JIT, PLANNING
 
 _MARGIN = 0.01
 """Of the limit: kept free for what predictions miss, doubled at first and raised with every attempt. A larger margin gives memory
@@ -45,26 +46,48 @@ _NOT_JOINED = (
 _Found = TypeVar("_Found")
 
 
+class _PlanCount:
+    """How many plans all fittings of a step have made for one budget, to show that: `about` so many will be made in all."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.about = 1
+
+    def expect(self, more: int) -> None:
+        """There will be about so many more."""
+        self.about = self.done + more
+
+    def count(self) -> None:
+        """One more was made."""
+        self.done += 1
+        self.about = max(self.about, self.done)
+
+
 class Fitting:
     """The search for a plan of `step` under `budget`.
 
     Args:
         known: what is known of the step so far.
         predicts: whether nothing is to be compiled.
+        plans: counts the plans of all forms of the step; None: this is the first one's fitting.
 
     Attributes:
         known: what is known by now.
     """
 
-    def __init__(self, step: Step, budget: Budget | None, known: Knowledge, *, predicts: bool = False) -> None:
+    def __init__(
+        self, step: Step, budget: Budget | None, known: Knowledge, *, predicts: bool = False, plans: _PlanCount | None = None
+    ) -> None:  # fmt: skip
         self.step = step
         self.budget = budget
         self.known = known
         self.planner = step.planner
         self.options = step.options
         self._predicts = predicts
+        self._plans = plans or _PlanCount()
         self._spent = Spent()
         self._has_prior = not predicts
+        self._tried: set[object] = set()  # the keys of the choices that were compiled
         self._bodies: dict[OperatorId, CompiledPlan] = {}  # of driven loops, once they are compiled
 
     @property
@@ -91,11 +114,12 @@ class Fitting:
         if form is self.step:
             return self
         known = Knowledge() if self._predicts else STORE.known(form.kind)
-        return Fitting(form, self.budget, known.with_jit_peak(self.known.jit_peak_bytes), predicts=self._predicts)
+        known = known.with_jit_peak(self.known.jit_peak_bytes)
+        return Fitting(form, self.budget, known, predicts=self._predicts, plans=self._plans)
 
     def under(self, budget: Budget | None) -> "Fitting":
         """The fitting of the same step to another budget, with what is known by now."""
-        return Fitting(self.step, budget, self.known, predicts=self._predicts)
+        return Fitting(self.step, budget, self.known, predicts=self._predicts, plans=self._plans)
 
     @contextmanager
     def without_workspaces(self) -> Iterator[None]:
@@ -141,7 +165,7 @@ class Fitting:
 
     def chosen(self, goal: Goal) -> Planned | None:
         """The planner's choice, and its plan, without a margin; None if there is none."""
-        return self._timed(lambda: self.planner.plan(goal, self.measured))
+        return self._timed(lambda: self._told(lambda: self.planner.plan(goal, self.measured)))
 
     def chosen_with_margin(self, goal: Goal, attempt: int = 1) -> Planned | None:
         """The planner's choice, and its plan with the margin; None if there is none."""
@@ -153,15 +177,15 @@ class Fitting:
                 return self.planner.plan(goal, replace(measured, margin=0, prior=1.0))
             return chosen
 
-        return self._timed(plan)
+        return self._timed(lambda: self._told(plan))
 
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
-        return self._timed(lambda: self.planner.revise(choice, goal, self.with_margin(goal, attempt)))
+        return self._timed(lambda: self._told(lambda: self.planner.revise(choice, goal, self.with_margin(goal, attempt))))
 
     def improved(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
-        return self._timed(lambda: self.planner.improve(choice, goal, self.with_margin(goal, attempt)))
+        return self._timed(lambda: self._told(lambda: self.planner.improve(choice, goal, self.with_margin(goal, attempt))))
 
     def adapted(self, precedent: Precedent, goal: Goal) -> Planned | None:
         """The plan of an equal step on other shapes, changed to fit this one; None if it does not, or would be much slower."""
@@ -173,7 +197,7 @@ class Fitting:
             most_us = _ADAPTED * precedent.slowdown * self.planner.model.whole_us
             return None if found is None or found.plan.step_us > most_us else found
 
-        return self._timed(plan)
+        return self._timed(lambda: self._told(plan))
 
     def resembles(self, precedent: Precedent, goal: Goal) -> bool:
         """Whether the limit is nearly the same share of plain jit's peak."""
@@ -189,6 +213,9 @@ class Fitting:
 
         Infinity means that no plan was found, or that none seems to take less than `upper`.
         """
+        return self._told(lambda: self._quick_us(upper))
+
+    def _quick_us(self, upper: float) -> float:
         goal = self.goal()
         # with opened loops, computing the bound takes longer than such a plan
         if not self.planner.model.has_iterations and upper < float("inf") and self.bound_us() >= upper:
@@ -198,6 +225,10 @@ class Fitting:
         if found == float("inf") and (measured.margin or measured.prior > 1):
             return self.planner.quick_us(goal.limit, replace(measured, margin=0, prior=1.0), upper)
         return found
+
+    def expect_plans(self, more: int) -> None:
+        """About so many plans more will be made, of this form and of others. It is only told to the user."""
+        self._plans.expect(more)
 
     def with_margin(self, goal: Goal, attempt: int = 1) -> CompiledSizes:
         """What was measured, with a margin for segments that were not compiled yet, each time a larger one.
@@ -249,6 +280,12 @@ class Fitting:
 
     # -- compiling --------------------------------------------------------------------------------------------------------------
 
+    def begin_plain_jit(self) -> None:
+        """Begin to compile plain `jax.jit`'s executable for its peak, in a thread, if that was not done yet."""
+        if not self.step.plain_jit.is_known():
+            self._tell(PLAIN_JIT, 0, 1)
+            self.step.plain_jit.begin()
+
     def compile_plain_jit(self, *, to_run: bool) -> None:
         """Learn plain jit's peak. Its executable is compiled if that was not done yet, to run or for its sizes only."""
         plain_jit = self.step.plain_jit
@@ -297,6 +334,9 @@ class Fitting:
 
     def _with_sizes(self, choice: Choice, goal: Goal, plan: Plan, sizes: Sequence[Sizes]) -> Plan | None:
         """The plan again, with the sizes that compiling has shown."""
+        if choice.key not in self._tried:
+            self._tried.add(choice.key)
+            self._spent += Spent(tries=1)
         found = self.planner.with_measured(choice, self.workspaces(plan, sizes), self.measured)
         self.known = replace(self.known, measured=found)
         again = self._plan_of(choice, goal)
@@ -448,6 +488,15 @@ class Fitting:
         began = time.perf_counter()
         found = plan()
         self._spent += Spent(plan_s=time.perf_counter() - began)
+        return found
+
+    def _told(self, plan: Callable[[], _Found]) -> _Found:
+        """What `plan` finds; the user is told that one more plan is made."""
+        plans = self._plans
+        self._tell(PLANNING, plans.done, max(plans.about, plans.done + 1))
+        found = plan()
+        plans.count()
+        self._tell(PLANNING, plans.done, plans.about)
         return found
 
     def _tell(self, what: str, done: int, of: int) -> None:

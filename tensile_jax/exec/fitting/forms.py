@@ -121,7 +121,9 @@ def fastest_form(fitting: Fitting, *, drive_loops: bool = True) -> Fitting:
         if measured and fitting.floor_bytes() <= fitting.limit():
             return fitting
         fitting = fitting.of(step.origin)
-    return _fastest(fitting, drive_loops=drive_loops)
+    found = _fastest(fitting, drive_loops=drive_loops)
+    found.expect_plans(1)
+    return found
 
 
 def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
@@ -136,6 +138,8 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
     loops = _loops_that_need_plans(fitting, limit) if drive_loops else []
     if not rewrites and not loops:
         return base
+
+    fitting.expect_plans(2 + len(rewrites) + bool(loops))
 
     @cache
     def driven() -> list[Fitting]:

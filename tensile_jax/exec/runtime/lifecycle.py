@@ -55,6 +55,7 @@ from tensile_jax.exec.runtime.messages import (
     PlanDeclined,
     Planned,
     PreparationFailed,
+    Preparing,
     ProcessDied,
     Released,
     ReleaseFolder,
@@ -70,6 +71,7 @@ from tensile_jax.exec.runtime.messages import (
     UsePlan,
     UserWished,
 )
+from tensile_jax.progress.phases import phase_title, phase_words
 from tensile_jax.runtime_records import FINAL, EventName, JobState
 from tensile_jax.story import Story
 
@@ -118,6 +120,7 @@ class Lifecycle:
         done: how many of them are done now.
         batches: how many batches were drawn.
         last: the step after which there are no more batches, if the batches end before `steps`; None if that is not known.
+        phase: what is done to prepare the job now; None before that, and once it is prepared.
         joined: whether the controller knows of the job.
         admitted: whether the controller has admitted the job.
         saves: the save that is being made, and those that wait for it.
@@ -140,6 +143,7 @@ class Lifecycle:
     done: int = 0
     batches: int = 0
     last: int | None = None
+    phase: Preparing | None = None
     joined: bool = False
     admitted: bool = False
     callbacks_made: bool = False
@@ -154,6 +158,13 @@ class Lifecycle:
     def has_ended(self) -> bool:
         """Whether the job is in one of its final states. A save may still be under way."""
         return self.state in FINAL
+
+    @property
+    def shown_note(self) -> str:
+        """The note, or, where there is none, what is done to prepare the job."""
+        if self.note or self.phase is None or self.state != "preparing":
+            return self.note
+        return phase_words(*self.phase)
 
     @property
     def is_over(self) -> bool:
@@ -212,6 +223,8 @@ class _Change:
                 self.end_if_called_back()
             case BatchReady() | BatchesEnded() | UserCodeFailed() if not record.is_given_up:
                 self.receive_user_code(event)
+            case Preparing() if not record.joined and not record.is_given_up:
+                self.prepare(event)
             case PreparationFailed(error) if not record.is_given_up:
                 self.leave(SaveEnd("failed", error=error))
             case Planned() if not record.is_given_up:
@@ -292,9 +305,15 @@ class _Change:
             if record.done >= last:
                 self.do(TellController(Wished(record.job, "stop")))
 
+    def prepare(self, phase: Preparing) -> None:
+        before, title = self.record.phase, phase_title(phase.what, phase.of)
+        self.put(phase=phase)
+        if before is None or phase_title(before.what, before.of) != title:
+            self.report("preparing", title)
+
     def join(self, event: Planned) -> None:
         record = self.record
-        self.put(joined=True)
+        self.put(joined=True, phase=None)
         self.report("planned", event.note, event.values)
         plan, left, every = event.plan, record.steps - record.first, record.checkpoint_every
         at = -1 if every is None else left - every + record.first % every

@@ -28,6 +28,14 @@ class UserWished(NamedTuple):
     wish: Wish
 
 
+class Preparing(NamedTuple):
+    """The job is prepared: `done` of the `of` parts of the phase `what` are done (`progress/phases.py`)."""
+
+    what: str
+    done: int
+    of: int
+
+
 class PreparationFailed(NamedTuple):
     """The job's step could not be traced, planned or compiled."""
 
@@ -139,9 +147,9 @@ class StateFetched(NamedTuple):
 
 
 Event = (
-    Submitted | UserWished | FeedEvent | PreparationFailed | Planned | ProcessDied | Admitted | Pending | CannotRunNow |
-    BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Drifted | Parked | Paused | Released | Lost | CheckpointMade |
-    StateFetched
+    Submitted | UserWished | FeedEvent | Preparing | PreparationFailed | Planned | ProcessDied | Admitted | Pending |
+    CannotRunNow | BudgetSuffices | PlanAdopted | PlanDeclined | Stepped | Drifted | Parked | Paused | Released | Lost |
+    CheckpointMade | StateFetched
 )  # fmt: skip
 
 # -- instructions -------------------------------------------------------------------------------------------------------------

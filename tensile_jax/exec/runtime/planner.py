@@ -38,7 +38,7 @@ from tensile_jax.exec.controller.messages import PlanRenewed, Prepared
 from tensile_jax.exec.controller.state import JobRecord
 from tensile_jax.exec.runtime.dispatched_job import DispatchedJob
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
-from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed
+from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed, Preparing
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.analysis.access import AccessSequence
@@ -48,6 +48,7 @@ from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloade
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.update import Follower, Tracked
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.phases import TRACING
 from tensile_jax.units import format_bytes
 
 Task = Callable[[], None]
@@ -117,8 +118,14 @@ class JobPlanner:
         """Trace the job's step, in a thread for this job alone."""
         if job.life.is_given_up:
             return
+        number, post = job.number, self._post
+
+        def tell(what: str, done: int, of: int) -> None:  # the job's step keeps it, so it refers to nothing else
+            post(number, Preparing(what, done, of))
+
         try:
-            options = Options(job.asked.policy, self._profile, "any", max_slowdown=job.asked.max_slowdown)
+            tell(TRACING, 0, 1)
+            options = Options(job.asked.policy, self._profile, "any", tell, job.asked.max_slowdown)
             accesses = job.actor.trace(job.first_batch, options, self._compiler)
         except BaseException as error:
             self._post(job.number, PreparationFailed(error))

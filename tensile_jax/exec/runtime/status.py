@@ -66,7 +66,7 @@ def job_status(job: StoredJob, dispatcher: Dispatcher) -> JobStatus:
         host_bytes=host_bytes,
         stall_us=measured.stall_us / max(life.done - life.first, 1),
         swapped_bytes=0 if plan is None else plan.swapped_out_bytes + plan.swapped_in_bytes,
-        note=life.note,
+        note=life.shown_note,
     )
 
 

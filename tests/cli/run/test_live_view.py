@@ -48,6 +48,14 @@ def counting(answers: Sequence[Status | Exception], enough: int) -> tuple[Callab
     return status, seen
 
 
+def test_a_job_that_is_prepared_shows_what_is_done() -> None:
+    job = dataclasses.replace(STATUS.jobs[1], state="preparing", note="compiling 3 of 12 segments")
+    status = dataclasses.replace(STATUS, jobs=(job,))
+    assert status_line(status).endswith("| gpt preparing: compiling 3 of 12 segments")
+    assert lines(_Ascii(width=80), status)[-1] == "gpt: preparing: compiling 3 of 12 segments"
+    assert "preparing" in (wide := lines(_Ascii(width=140), status)[-1]) and wide.endswith("compiling 3 of 12 segments")
+
+
 def test_a_status_in_ascii_and_80_columns() -> None:
     assert lines(_Ascii(width=80), STATUS) == [
         "12.3 s, 3 jobs: 1 queued, 1 running, 1 finished",

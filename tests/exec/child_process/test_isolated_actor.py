@@ -68,6 +68,9 @@ def test_jobs_end_as_alone_whichever_process_they_run_in(runtime: Runtime) -> No
         result = job.result(LIMIT_S)
         assert job.status.state == "finished"
         assert jobs.bits(result) == jobs.bits(lonely(job, steps, jobs.make_job(seed=seed)))
+    for job in (by_function, by_name, here):
+        notes = [event.note for event in runtime.events() if (event.job, event.kind) == (job.name, "preparing")]
+        assert notes[0] == "tracing" and len(notes) > 1
     assert (by_function.name, by_name.name, here.name) == ("step", "make_job", "make_job-2")
     assert isinstance(by_function.result()["w"], np.ndarray)
     theirs = called[0][1]

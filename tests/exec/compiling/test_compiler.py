@@ -1,6 +1,9 @@
 """Compiling leaves JAX's settings and options as the user has them."""
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tensile_jax.exec.compiling.compiler import _short_compilations_cached, options_on
+from tensile_jax.exec.compiling import compiler
+from tensile_jax.exec.compiling.compiler import Compiler, Executable, Sizes, _short_compilations_cached, options_on
+from tensile_jax.exec.compiling.segment_code import SegmentCode
 
 NAME = "jax_persistent_cache_min_compile_time_secs"
 LIMIT_S = 10.0
@@ -71,3 +76,30 @@ def test_on_a_cpu_no_option_is_added() -> None:
 def test_xla_knows_the_options_that_are_added() -> None:
     compiled = jax.jit(jnp.sin, compiler_options=options_on("cuda", None)).lower(jnp.ones(2)).compile()
     assert compiled(jnp.zeros(2)).tolist() == [0.0, 0.0]
+
+
+def test_ctrl_c_ends_a_call_while_xla_compiles_and_what_it_compiles_is_there_for_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end, compiled = threading.Event(), []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def compile_slowly(lowered: object, call: object) -> Executable:
+        compiled.append(lowered)
+        time.sleep(0.05)  # until the caller waits for this
+        os.kill(os.getpid(), signal.SIGINT)
+        assert may_end.wait(LIMIT_S)
+        return Executable(jnp.sin, Sizes(0, 0, 0))
+
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    one, code = Compiler(jax.devices()[0]), SegmentCode(lambda x: (x,), (jax.ShapeDtypeStruct((2,), "float32"),), (), "same")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            one.compile([code])
+        assert len(one) == 0 and not may_end.is_set()
+        may_end.set()
+        assert [found.call for found in one.compile([code])] == [jnp.sin]
+    finally:
+        may_end.set()
+        signal.signal(signal.SIGINT, before)
+    assert len(compiled) == 1

@@ -89,6 +89,8 @@ class World:
             yield messages.UserWished(self.wishes[0]), replace(self, wishes=self.wishes[1:])
         yield from self._user_code()
         if self.preparing:
+            if life.phase is None and not life.is_given_up:
+                yield messages.Preparing("planning", 0, 2), self
             yield messages.Planned(PLAN, "", {}), replace(self, preparing=False)
             if "prepare" in self.troubles:
                 yield messages.PreparationFailed(PREPARE_FAILS), replace(self.without("prepare"), preparing=False)

@@ -24,6 +24,7 @@ from tensile_jax.exec.runtime.messages import (
     Paused,
     Planned,
     PreparationFailed,
+    Preparing,
     Released,
     ReleaseFolder,
     Report,
@@ -69,6 +70,28 @@ def test_a_job_is_prepared_joins_the_controller_and_is_admitted() -> None:
     life, instructions = say(life, Admitted(), BatchReady(2))
     assert instructions == [Report("started", 0), ShareState(), TellController(BatchLoaded(A))]
     assert life.state == "running"
+
+
+def test_each_phase_of_preparing_is_reported_once_and_the_note_says_how_far_it_is() -> None:
+    phases = [
+        Preparing("tracing", 0, 1), Preparing("tracing", 1, 1), Preparing("planning", 0, 2), Preparing("planning", 1, 3),
+        Preparing("compiling segments", 0, 12), Preparing("compiling segments", 2, 12),
+    ]  # fmt: skip
+    life, instructions = say(NEW, Submitted(""), BatchReady(0), *phases)
+    assert instructions[2:] == [
+        Report("preparing", 0, "tracing"), Report("preparing", 0, "planning"), Report("preparing", 0, "compiling 12 segments"),
+    ]  # fmt: skip
+    assert (life.state, life.shown_note) == ("preparing", "compiling 3 of 12 segments")
+    life = say(life, Planned(PLAN, "", {}))[0]
+    assert life.shown_note == ""
+    assert say(life, Preparing("planning", 0, 1)) == (life, [])  # a running job is planned again
+
+
+def test_what_is_said_of_preparing_takes_no_notes_place() -> None:
+    life = say(replace(NEW, steps=9), Submitted(""), BatchReady(0), Preparing("planning", 0, 1), BatchesEnded(1))[0]
+    assert life.shown_note == "its batches ended: 1 of 9 steps"
+    life, instructions = say(life, UserWished("stop"), Preparing("planning", 0, 1), StateFetched("given", None))
+    assert life.state == "cancelled" and not any(isinstance(one, Report) and one.kind == "preparing" for one in instructions)
 
 
 def test_a_job_has_finished_once_its_state_is_saved_and_its_last_callback_has_returned() -> None:

@@ -315,7 +315,7 @@ def interrupted_while_planning(folder: Path) -> Any:
     """Ctrl-C in process 1 while process 0 plans, which takes long. Then both train."""
 
     def progress(what: str, done: int, of: int) -> None:
-        if not jax.process_index() and not (folder / "interrupted").exists():
+        if what != "tracing" and not jax.process_index() and not (folder / "interrupted").exists():
             (folder / "plans").touch()
             while not (folder / "interrupted").exists():
                 time.sleep(0.05)

@@ -1,0 +1,83 @@
+"""Warns of a call with other shapes than before, which has planned and compiled again: an epoch's last, smaller batch."""
+
+import sys
+import warnings
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from tensile_jax.exec.call.signature import Signature
+from tensile_jax.ir import Graph
+
+_BETWEEN = frozenset({"tensile_jax", "flax", "jax"})
+"""The packages whose code may stand between the user's call and this module."""
+
+
+class _FirstCall(NamedTuple):
+    """A call for which a plan was made, and the seconds that took."""
+
+    signature: Signature
+    seconds: float
+
+
+class ShapesCalled:
+    """The shapes with which a function was called. It warns once.
+
+    Args:
+        name: the function's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: list[_FirstCall] = []
+        self._intended: set[Hashable] = set()
+        self._warned = False
+
+    def intend(self, signature: Signature) -> None:
+        """The user has asked about such calls before making one, so that their plan is made on purpose."""
+        self._intended.add(signature.forms)
+
+    def forget(self) -> None:
+        """Forget all calls."""
+        self._calls.clear()
+
+    def add(self, signature: Signature, graph: Graph, seconds: float, *, whole: bool) -> None:
+        """A plan was made for a call.
+
+        It warns unless that plan is plain jit's step. It does not warn if state has another shape as well, which is then the
+        state of another model.
+
+        Args:
+            graph: the step's; its inputs are the arguments of the call.
+            seconds: how long it took to make the plan.
+            whole: whether the plan runs the step as plain jit does.
+        """
+        if not whole and not self._warned and signature.forms not in self._intended:
+            self._compare(signature, graph, seconds)
+        self._calls.append(_FirstCall(signature, seconds))
+
+    def _compare(self, signature: Signature, graph: Graph, seconds: float) -> None:
+        state = {pair.input for pair in graph.carried}
+        for before in self._calls:
+            differ = signature.differing_shapes(before.signature)
+            if differ and not any(graph.inputs[place] in state for place in differ):
+                break
+        else:
+            return
+        self._warned = True
+        place = differ[0]
+        argument = graph.tensors[graph.inputs[place]].name
+        others = f" (and {len(differ) - 1} more arguments have other shapes)" if len(differ) > 1 else ""
+        warnings.warn(
+            f"{self._name!r} was planned and compiled again, in {seconds:.1f} s (its first call: {before.seconds:.1f} s), since "
+            f"{argument} has the shape {signature.shape(place)}, and had {before.signature.shape(place)} before{others}. "
+            "Drop a batch of another shape or pad it. If several shapes are intended, call .plan(...) with each before.",
+            stacklevel=_level_of_the_user(),
+        )
+
+
+def _level_of_the_user() -> int:
+    """The `stacklevel` with which the caller's warning names the line of the user's code that has made the call."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    return level
