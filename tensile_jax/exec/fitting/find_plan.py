@@ -35,12 +35,13 @@ from tensile_jax.plan_format import Plan
 
 # Each trades compilations for a faster plan (`make bench-h200`, `make bench-first-call`), unless it says otherwise.
 _MOST_ATTEMPTS = 8
-_MOST_IMPROVEMENTS, _MORE_ATTEMPTS = 2, 2  # of a plan that leaves memory unused, and the attempts of each
+_MOST_IMPROVEMENTS, _MORE_ATTEMPTS = 1, 2  # of a plan that leaves memory unused, and the attempts of each
 _ROOM = 0.03  # of the limit: what a plan must leave free to be improved
 _LIKELY_ATTEMPTS = 2  # compiled to run at once; later ones are first compiled for their sizes only
 _NEXT_PLAN_TIME = 0.99  # of the plan's time: what another plan must be predicted to reach
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _NEAR = 1.3  # of a budget in bytes: plain jit is compiled if its predicted peak, often too high, is below; not tuned
+_NEAR_SHOWN = 1.1  # the same, once segments have shown by how much predictions are wrong; not tuned
 _NEAR_FLOOR = 0.5
 """Before refusing, compile plain jit if it could change the answer: for bytes, if the floor is at least 0.5 of its predicted
 peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
@@ -333,7 +334,7 @@ def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
         found = found or _within(fitting, goal, _MOST_ATTEMPTS)
     found = found or _smallest_plan(fitting, goal)
     predicted = None if found.plan.whole or fitting.options.policy != "auto" else untried_whole_bytes(fitting)
-    if predicted is not None and predicted * _shown_ratio(fitting) <= goal.limit:
+    if predicted is not None and predicted * _shown_ratio(fitting) <= _NEAR_SHOWN * goal.limit:
         whole = fitting.compiled(WHOLE, goal)
         if whole is not None and whole.plan.peak_bytes <= goal.limit:
             return whole
