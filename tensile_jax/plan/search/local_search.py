@@ -85,7 +85,7 @@ Lowering = Callable[[Schedule], Schedule | None]
 
 
 class RankedMoves:
-    """The moves that a repair has rated for each segment and not made, with their rates, and the boundaries that they belong to."""
+    """The moves that a repair has rated for each segment and not made, with their rates, and the boundaries they belong to."""
 
     def __init__(self) -> None:
         self._cuts: list[int] = []
@@ -161,9 +161,7 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
     evaluator = schedule.evaluator
     step = evaluator.condensed
     cuts, bounds = schedule.cuts, step.boundaries
-    above = [
-        (i, p - limit, sqrt(bounds[cuts[i + 1]] - bounds[cuts[i]])) for i, p in enumerate(schedule.peaks) if p > limit
-    ]
+    above = [(i, p - limit, sqrt(bounds[cuts[i + 1]] - bounds[cuts[i]])) for i, p in enumerate(schedule.peaks) if p > limit]
 
     def rate(us: float, nbytes: float, first: int, end: int) -> float:
         """Time for each byte of the excess if the segments `first` .. `end - 1` hold so many bytes less."""
