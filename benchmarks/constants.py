@@ -76,7 +76,8 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     "policies.segments": {"_TRIES": None},
     "search.local_search": {
         "_TRUSTED": [20, 80], "_RATED": None, "_LATER_US": None,
-        "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_SENT": None,
+        "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_AGAIN": None, "_SLACK": [1.0, 2.0], "_HOPEFUL": None,
+        "_SENT": None,
         "_SWAP_RISK": [0.0, 0.025, 0.1], "_EPS": None, "_WORTH_KEEPING_US": None, "_STAYING": [0.25, 1.0], "_SHIFTED": [0.1, 0.4],
         "_SHIFTS": [((1, 0), (0, -1), (-1, 0), (0, 1))], "_SHIFTS_ACROSS": [((1, 0), (0, -1), (-1, 0), (0, 1))],
         "_MOVES": [(-1, 1), (-1, 1, -2, 2, -3, 3, -4, 4, -8, 8)], "_FAILED": None, "_WORTH": [0.001, 0.03], "_BEHIND": [1.0, 1.1],
@@ -90,8 +91,10 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         ],
         "_REPAIRS": None, "_LEAST_REPAIRS": None, "_PROMISING": [1.025, 1.1], "_OTHERS": None, "_MOST_OTHERS": None,
         "_TIRED": None, "_LIKELY": [1.1, 1.4],
-        "_EVALUATIONS": None, "_MORE_EVALUATIONS": None, "_LOWER": [0.99, 0.94], "_NOT_PERTURBED": [1.02, 1.1],
-        "_ALL_EVALUATIONS": None, "_IMPROVED": [1.5, 3.0], "_SHRINK": [0.94, 0.985],
+        "_EVALUATIONS": None, "_FEWEST": None, "_MOST": None, "_MORE_EVALUATIONS": None, "_LOWER": [(0.99, 0.97), (0.94, 0.88)],
+        "_NOT_PERTURBED": [1.02, 1.1], "_BEHIND": [1.02, 1.1], "_SMALL": None, "_ALL_EVALUATIONS": None, "_IMPROVED": [1.25, 2.0],
+        "_GOOD": [0.95, 1.05], "_ACCEPTABLE": [1.05, 1.2], "_SLOW": [1.1, 1.4],
+        "_SHRINK": [0.94, 0.985], "_MOST_SHRINK": [0.7, 0.9],
     },
     "search.step_model": {
         "PRICES": [(4.0, 0.36, 0.05), (4.0, 1.0, 0.6, 0.36, 0.25, 0.165, 0.1, 0.05, 0.02, 0.01)],

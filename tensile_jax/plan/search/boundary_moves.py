@@ -5,14 +5,16 @@ Tensors stay on the device for the same time as before (`residency_moves.py` cha
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
-from tensile_jax.plan.result.layout import MADE, Residency, may_have
+from tensile_jax.plan.result.layout import MADE, Arrival, Residency, may_have
 from tensile_jax.plan.search.condensed_step import members
 from tensile_jax.plan.search.schedule import UNSEEN, Schedule
 from tensile_jax.plan.search.segment_evaluator import Evaluated
 
-_residency = cast("Callable[[tuple[int, int, str, bool]], Residency]", partial(tuple.__new__, Residency))
+_residency: Callable[[tuple[int, int, Arrival, bool]], Residency] = partial(
+    tuple.__new__,  # pyright: ignore[reportUnknownMemberType]: typeshed does not say what the tuple has
+    Residency,
+)
 """Makes a residency several times as fast as the class does."""
 
 

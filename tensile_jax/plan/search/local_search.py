@@ -85,7 +85,7 @@ Lowering = Callable[[Schedule], Schedule | None]
 
 
 class RankedMoves:
-    """The moves that a repair has rated for each segment and not made, with their rates, and the boundaries that they belong to."""
+    """The moves that a repair has rated for each segment and not made, with their rates, and the boundaries they belong to."""
 
     def __init__(self) -> None:
         self._cuts: list[int] = []

@@ -80,7 +80,7 @@ _SMALL = 64  # nodes of a small step
 _ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
 _SLOW = 1.25  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
-_IMPROVED = 2.0  # of the wanted time: schedules that are no slower may become that fast when they are improved
+_IMPROVED = 1.5  # of the wanted time: schedules that are no slower may become that fast when they are improved
 _UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
 _SHRINK, _MOST_SHRINK = 0.97, 0.8  # of the least peak found so far: the next limit that is tried at first, and the lowest
 _LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
@@ -90,8 +90,8 @@ _DESCENT, _LEAST_EVALUATIONS = 4_500, 900  # evaluations to lower the peak of ea
 def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
     """The fastest schedule of two segments or more that the search finds under the limit; None if there is none.
 
-    If state may be on the host between iterations, the search first runs without that permission, so that the permission never
-    makes a plan slower.
+    If state may be on the host between iterations, the search first runs without that permission, so that the permission hardly
+    ever makes a plan slower.
     """
     evaluator = model.search_evaluator.with_measured(measured)
     best = _either(model, evaluator, limit) if evaluator.new_of else _improved_once(model, evaluator, limit, float("inf"))
@@ -346,7 +346,10 @@ def _descended(schedule: Schedule) -> Schedule:
 
 
 def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | None]) -> Schedule:
-    """What `under` makes of the schedule under lower and lower limits, as long as it finds something. Steps grow until one fails."""
+    """What `under` makes of the schedule under lower and lower limits, as long as it finds something.
+
+    The steps between the limits grow until it finds nothing. Then they begin anew, once.
+    """
     shrink = _SHRINK
     while True:
         lower = under(schedule, shrink * schedule.peak)

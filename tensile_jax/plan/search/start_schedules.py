@@ -4,8 +4,6 @@ A kept tensor is on the device from where it is made to its last use. A dropped 
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from operator import xor
 
 from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
 from tensile_jax.plan.search.condensed_step import Condensed, members
@@ -48,7 +46,11 @@ def held_at(step: Condensed, end: Sequence[int]) -> list[int]:
         if first < behind:
             changes[first] ^= 1 << t
             changes[behind] ^= 1 << t
-    found = list(accumulate(changes[:-1], xor))
+    found: list[int] = []
+    there = 0
+    for change in changes[:-1]:
+        there ^= change
+        found.append(there)
     found[0] = step.at_begin
     return found
 
