@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import tensile_jax as tensile
-from tensile_jax.exec.compiling.compiler import Executable
+from tensile_jax.exec.compiling.compiler import Sizes
 from tensile_jax.exec.fitting.find_plan import begin
 
 STEPS = 5
@@ -284,14 +284,14 @@ def local_arguments(folder: Path) -> Any:
 
 def largest_workspaces(folder: Path) -> Any:
     """XLA reports a larger workspace in process 1."""
-    of_xla = Executable.workspace
+    of_xla = Sizes.workspace
     if jax.process_index():
-        Executable.workspace = lambda self, **sizes: of_xla(self, **sizes) + 4096
+        Sizes.workspace = lambda self, **sizes: of_xla(self, **sizes) + 4096
     try:
         step = tensile.jit(train_step, donate_argnums=0, budget="90%")
         step(state("data", layers=2), batch(0), 0.1)
     finally:
-        Executable.workspace = of_xla
+        Sizes.workspace = of_xla
     (planned,) = step._calls._planned.values()
     compiled = planned.runner.compiled
     own = begin(compiled.step, None).workspaces(compiled.plan, [e.sizes for e in compiled.executables or ()])
