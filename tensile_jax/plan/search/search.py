@@ -195,6 +195,7 @@ def _from_cuts(
     """
     if limit < necessary_bytes(evaluator):
         return None
+    is_small = len(evaluator.condensed.reads) <= _SMALL
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
     schedule_of = cache(partial(starting, model, evaluator, limit=limit))
@@ -223,13 +224,12 @@ def _from_cuts(
         may_rise = False
         add(_from_higher_limits(model, evaluator, limit, upper))
     lowest = _least(model, evaluator)
-    if lowest.peak <= limit:
+    if lowest.peak <= limit and (is_small or lowest.cost <= _IMPROVED * upper):
         found.append(lowest)
     if not found:
         return None
     end = evaluator.evaluated + _ALL_EVALUATIONS
     found.sort(key=lambda schedule: schedule.cost)
-    is_small = len(evaluator.condensed.reads) <= _SMALL
     best = _improved(model, found[0], limit)
     for schedule in found[1:]:
         if evaluator.evaluated >= end or not (is_small or (with_others and schedule.cost <= _BEHIND * found[0].cost)):
