@@ -22,9 +22,9 @@ from tensile_jax.plan.search.segment_evaluator import Evaluator
 
 # Each trades the time of the plan for the time of planning (`make bench-planning`, `make bench-constants`).
 _FEW = 24  # possible boundaries of the first try
-_MISSES = 3  # consecutive ends at which a segment exceeds the limit before it is extended no further
+_MISSES = 4  # consecutive ends at which a segment exceeds the limit before it is extended no further
 _FAR_ABOVE = 1.25  # of the limit: if `thorough`, ends below it are no misses, since a longer segment may need less
-_NEAR = 5  # possible boundaries: a segment ends at any of the next ones, and beyond these at one of the few
+_NEAR = 8  # possible boundaries: a segment ends at any of the next ones, and beyond these at one of the few
 _EXCESS_US_PER_BYTE = 1.0  # so high that a segment exceeds the limit only when that is unavoidable
 _SPREAD_US_PER_BYTE = 1e-6  # so low that many small excesses, which repairs can remove, are preferred to slow cuts
 
