@@ -94,7 +94,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         "_EVALUATIONS": None, "_FEWEST": None, "_MOST": None, "_MORE_EVALUATIONS": None, "_LOWER": [(0.99, 0.97), (0.94, 0.88)],
         "_NOT_PERTURBED": [1.02, 1.1], "_BEHIND": [1.02, 1.1], "_SMALL": None, "_ALL_EVALUATIONS": None, "_IMPROVED": [1.25, 2.0],
         "_GOOD": [0.95, 1.05], "_ACCEPTABLE": [1.05, 1.2], "_SLOW": [1.1, 1.4],
-        "_SHRINK": [0.94, 0.985], "_MOST_SHRINK": [0.7, 0.9],
+        "_SHRINK": [0.94, 0.985],
     },
     "search.step_model": {
         "PRICES": [(4.0, 0.36, 0.05), (4.0, 1.0, 0.6, 0.36, 0.25, 0.165, 0.1, 0.05, 0.02, 0.01)],

@@ -40,7 +40,7 @@ def merged(schedule: Schedule, j: int, *, limit: float = float("inf"), upper: fl
     new = schedule.copy(schedule.cuts[:j] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
-        if not several:
+        if not several or several[-1].last < j - 1:
             continue
         if len(several) == 1:  # as most tensors have
             ((first, last, arrival, leaves),) = several
@@ -99,7 +99,7 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     new = schedule.copy(schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
-        if not several:
+        if not several or several[-1].last < j - 1:
             continue
         if len(several) == 1:
             ((first, last, arrival, leaves),) = several
@@ -117,7 +117,7 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
             if found and found[-1].last >= first:
                 found[-1] = found[-1]._replace(last=last, leaves=leaves)
             else:
-                found.append(Residency(first, last, arrival, leaves))
+                found.append(_residency((first, last, arrival, leaves)))
         residencies[t] = tuple(found)
     held = there | after & have
     for t in members(crossing & ~held):

@@ -5,7 +5,8 @@ The fastest schedule is found in five steps:
     start     A minimum cut decides at each of several prices which tensors are kept (`analysis/minimum_cut.py`). Dynamic
               programming then cuts the step into segments (`segment_boundaries.py`).
     repair    Moves lower the peak of each schedule until it is under the limit (`local_search.py`).
-    descend   If all repaired schedules are slow, a schedule under a higher limit is repaired under lower and lower limits.
+    descend   If no repair succeeds, or if the result is slow, a schedule under a higher limit is repaired under lower and lower
+              limits.
     improve   Local search makes the fastest schedules faster.
     perturb   The fastest schedule is repaired under a lower limit and improved again, as long as that makes it faster (iterated
               local search: Lourenço, Martin and Stützle, 2003).
@@ -79,10 +80,10 @@ _BEHIND = 1.04  # of the fastest repaired schedule's time: slower ones are not i
 _SMALL = 64  # nodes of a small step
 _ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then no further schedule is improved
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
-_SLOW = 1.25  # of the whole step's time: only if all repaired schedules are slower, these higher limits are tried
+_SLOW = 1.25  # of the whole step's time: only for slower schedules, other limits are tried
 _IMPROVED = 1.5  # of the wanted time: schedules that are no slower may become that fast when they are improved
 _UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
-_SHRINK, _MOST_SHRINK = 0.97, 0.8  # of the least peak found so far: the next limit that is tried at first, and the lowest
+_SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
 _LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
 _DESCENT, _LEAST_EVALUATIONS = 4_500, 900  # evaluations to lower the peak of each start, and to repair one schedule
 
@@ -188,12 +189,13 @@ def _from_cuts(
     """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak.
 
     Args:
-        may_rise: whether to descend from higher limits if all repaired schedules are slow, or once many repairs have failed.
+        may_rise: whether to descend from higher limits if repairs have failed, or if the result is slow.
             Schedules that are slower than the result are then given up early.
         with_others: whether to improve other schedules than the fastest of a step that is not small.
     """
     if limit < necessary_bytes(evaluator):
         return None
+    is_small = len(evaluator.condensed.reads) <= _SMALL
     found: list[Schedule] = []
     begun: set[tuple[object, ...]] = set()
     schedule_of = cache(partial(starting, model, evaluator, limit=limit))
@@ -218,22 +220,25 @@ def _from_cuts(
         if may_rise and not found and evaluator.evaluated >= tired:
             may_rise = False
             add(_from_higher_limits(model, evaluator, limit, upper))
-    if may_rise and (not found or upper >= _SLOW * model.whole_us):
+    if may_rise and not found:
+        may_rise = False
         add(_from_higher_limits(model, evaluator, limit, upper))
     lowest = _least(model, evaluator)
-    if lowest.peak <= limit:
+    if lowest.peak <= limit and (is_small or lowest.cost <= _IMPROVED * upper):
         found.append(lowest)
     if not found:
         return None
     end = evaluator.evaluated + _ALL_EVALUATIONS
     found.sort(key=lambda schedule: schedule.cost)
-    is_small = len(evaluator.condensed.reads) <= _SMALL
     best = _improved(model, found[0], limit)
     for schedule in found[1:]:
         if evaluator.evaluated >= end or not (is_small or (with_others and schedule.cost <= _BEHIND * found[0].cost)):
             break
         improved = _improved(model, schedule, limit, wanted=best.cost)
-        best = min(best, improved, key=lambda schedule: schedule.cost)
+        best = min(best, improved, key=_cost)
+    if may_rise and best.cost >= _SLOW * model.whole_us:
+        descended = _from_higher_limits(model, evaluator, limit, min(upper, best.cost))
+        best = best if descended is None else min(best, _improved(model, descended, limit), key=_cost)
     return best
 
 
@@ -346,19 +351,12 @@ def _descended(schedule: Schedule) -> Schedule:
 
 
 def _lowered(schedule: Schedule, under: Callable[[Schedule, float], Schedule | None]) -> Schedule:
-    """What `under` makes of the schedule under lower and lower limits, as long as it finds something.
-
-    The steps between the limits grow until it finds nothing. Then they begin anew, once.
-    """
-    shrink = _SHRINK
+    """What `under` makes of the schedule under lower and lower limits, as long as it finds something."""
     while True:
-        lower = under(schedule, shrink * schedule.peak)
-        if lower is not None and lower.peak < schedule.peak:
-            schedule, shrink = lower, max(shrink**2, _MOST_SHRINK)
-        elif shrink < _SHRINK:
-            shrink = _SHRINK
-        else:
+        lower = under(schedule, _SHRINK * schedule.peak)
+        if lower is None or lower.peak >= schedule.peak:
             return schedule
+        schedule = lower
 
 
 def _lower(model: StepModel, evaluator: Evaluator, schedule: Schedule, limit: float, *, repairs_only: bool) -> Schedule | None:

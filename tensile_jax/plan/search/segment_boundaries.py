@@ -166,3 +166,4 @@ def _segments(
                 misses += 1
             if misses >= _MISSES or possible[b] in required or (farthest is not None and b - a >= farthest):
                 break
+        begun.rest()

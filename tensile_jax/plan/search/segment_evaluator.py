@@ -60,6 +60,10 @@ class BegunSegment:
             self._segment = None
         return self._segment
 
+    def rest(self) -> None:
+        """Keep only what is remembered; a segment that is asked for again and not remembered is begun anew."""
+        self._segment = None
+
     def again_us(self, end: int) -> float | None:
         """Microseconds that the segment up to this node spends on computing again what is missing; None if it cannot run."""
         if end not in self._again_us:

@@ -125,6 +125,19 @@ def test_any_move_gives_a_plan_that_survives_its_replay(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
+def test_segments_are_joined_unless_that_is_too_slow_or_exceeds_the_limit(seed: int) -> None:
+    rng, step = random.Random(seed), odd_step(seed)
+    *_, schedule = (later for _, later in wander(random_schedule(model_of(step), rng), rng, 3))
+    for j in range(1, schedule.count):
+        joined = merged(schedule, j)
+        if joined is None:
+            continue
+        assert same(merged(schedule, j, limit=joined.peaks[j - 1] + UNIT * 100, upper=joined.cost + 1.0), joined)
+        assert merged(schedule, j, upper=0.0) is None
+        assert merged(schedule, j, limit=0.0) is None
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_a_move_leaves_the_schedule_that_it_was_made_from_as_it_was(seed: int) -> None:
     rng, step = random.Random(seed), odd_step(seed)
     schedule = random_schedule(model_of(step), rng)

@@ -10,8 +10,8 @@ from tensile_jax.plan.result.layout import Contents as PlacedContents
 from tensile_jax.plan.result.layout import segments_of
 from tensile_jax.plan.search.choice import choice_of
 from tensile_jax.plan.search.condensed_step import Condensed, members
-from tensile_jax.plan.search.segment_account import account_of
-from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.segment_account import account_of, asked_account_of
+from tensile_jax.plan.search.segment_evaluator import BegunSegment, Evaluator
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of
 from tests.plan.search.schedules import model_of, odd_step, random_schedule, wander
@@ -123,6 +123,41 @@ def test_a_segment_uses_and_computes_again_what_a_naive_search_finds(seed: int) 
         else:
             assert found is not None
             assert (set(members(found.used)), set(members(found.again))) == expected
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_an_account_stays_the_same_where_other_tensors_are_there_than_those_that_it_asked_for(seed: int) -> None:
+    rng, step = random.Random(seed), model_of(odd_step(seed)).condensed
+    for _ in range(10):
+        begin = rng.randrange(len(step.reads))
+        end = rng.randrange(begin + 1, len(step.reads) + 1)
+        exist = sum(1 << t for t, made in enumerate(step.made) if made < begin)
+        there = rng.getrandbits(len(step.made)) & exist
+        wanted = sum(1 << t for t, made in enumerate(step.made) if made < end and not there >> t & 1 and rng.random() < 0.3)
+        found, asked = asked_account_of(step, begin, end, there, wanted, 0)
+        for _ in range(3):
+            other = there & asked | rng.getrandbits(len(step.made)) & exist & ~asked & ~wanted
+            assert account_of(step, begin, end, other, wanted, 0) == found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_begun_segment_has_the_account_of_each_segment_in_any_order(seed: int) -> None:
+    rng, step = random.Random(seed), model_of(odd_step(seed)).condensed
+    begin = rng.randrange(len(step.reads))
+    there = sum(1 << t for t, made in enumerate(step.made) if made < begin and rng.random() < 0.6)
+    begun = BegunSegment(step, begin, there)
+    for _ in range(10):
+        end = rng.randrange(begin + 1, len(step.reads) + 1)
+        wanted = sum(1 << t for t, made in enumerate(step.made) if begin <= made < end and rng.random() < 0.3)
+        expected = account_of(step, begin, end, there, wanted, 0)
+        again_us = begun.again_us(end)
+        if expected is None or again_us is None:
+            assert expected is None and again_us is None
+            continue
+        assert again_us == expected.again_us
+        assert begun.account(end, sum(step.us[begin:end]), wanted, 0) == expected
+        if rng.random() < 0.3:
+            begun.rest()
 
 
 @pytest.mark.parametrize("seed", range(60))
