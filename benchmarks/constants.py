@@ -76,7 +76,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     "policies.segments": {"_TRIES": None},
     "search.local_search": {
         "_TRUSTED": [20, 80], "_RATED": None, "_LATER_US": None,
-        "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_AGAIN": None, "_SLACK": [1.0, 2.0], "_HOPEFUL": None,
+        "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_HOPEFUL": None,
         "_SENT": None,
         "_SWAP_RISK": [0.0, 0.025, 0.1], "_EPS": None, "_WORTH_KEEPING_US": None, "_STAYING": [0.25, 1.0], "_SHIFTED": [0.1, 0.4],
         "_SHIFTS": [((1, 0), (0, -1), (-1, 0), (0, 1))], "_SHIFTS_ACROSS": [((1, 0), (0, -1), (-1, 0), (0, 1))],

@@ -13,7 +13,6 @@ same.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import sqrt
 from typing import NamedTuple, TypeGuard
@@ -31,8 +30,6 @@ _RATED, _LATER_US = 20, 0.25  # moves after which their time per byte is trusted
 _STAGE = 0.93  # of a limit: the next limit of a repair, so that the highest peaks are lowered first
 _TRIED = 8  # moves of which a repair evaluates each, the likeliest first
 _LATER = 2  # results of the step that a move tries to make later
-_AGAIN = 3  # moves rated for a segment before another move that a repair rates again before it finds all anew
-_SLACK = 1.5  # of the next move's rate: a move that is rated again is made if its rate is no more
 _HOPEFUL = 5.0  # of the best rate: moves that are expected to have more are not rated
 _SENT = 3  # pairs of state that one move tries
 _SWAP_RISK = 0.05  # of a copy's time: counted although other work may hide the copy
@@ -60,7 +57,7 @@ def repair(
     than `upper` even if each further byte took only a quarter of the time so far.
     """
     begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.evaluator.evaluated + evaluations
-    stage, ranked = max(limit, _STAGE * schedule.peak), RankedMoves()
+    stage = max(limit, _STAGE * schedule.peak)
     for made in range(most):
         if schedule.peak <= limit:
             return schedule
@@ -73,7 +70,7 @@ def repair(
             return None
         if made >= _RATED and _LATER_US * (schedule.cost - begun_us) * excess >= (upper - schedule.cost) * (begun - excess) > 0:
             return None
-        lower = _best_move(schedule, stage, upper, ranked)
+        lower = _best_move(schedule, stage, upper)
         if lower is None:
             return None
         schedule = lower
@@ -81,31 +78,12 @@ def repair(
 
 
 Lowering = Callable[[Schedule], Schedule | None]
-"""A move that may lower the peak of a segment. It can be made after other moves, as long as the boundaries stay the same."""
+"""A move that may lower the peak of a segment."""
 
 
-class RankedMoves:
-    """The moves that a repair has rated for each segment and not made, with their rates, and the boundaries they belong to."""
-
-    def __init__(self) -> None:
-        self._cuts: list[int] = []
-        self._of: dict[int, list[tuple[float, int, Lowering]]] = {}
-
-    def known(self, schedule: Schedule, j: int) -> list[tuple[float, int, Lowering]]:
-        """The moves known for segment j, a heap of (rate, number, move) that may be changed."""
-        if self._cuts != schedule.cuts:
-            self._cuts = schedule.cuts
-            self._of.clear()
-        return self._of.setdefault(j, [])
-
-
-def _best_move(schedule: Schedule, limit: float, upper: float, ranked: RankedMoves) -> Schedule | None:
+def _best_move(schedule: Schedule, limit: float, upper: float) -> Schedule | None:
     """The schedule after the move that adds the least time for each byte of the excess that it removes, if it is faster than
-    `upper`; None if there is none.
-
-    Moves that were rated for the segment before another move was made are rated again first, the best one first. Such a move is
-    made if it is still about as good as the next one was. Other moves hardly ever make a move better, so few must be rated again.
-    """
+    `upper`; None if there is none."""
     excess, cost = schedule.excess(limit), schedule.cost
 
     def rated(new: Schedule | None, best: float) -> float:
@@ -119,32 +97,17 @@ def _best_move(schedule: Schedule, limit: float, upper: float, ranked: RankedMov
         return (max(new.cost - cost, 0.0) + _EPS) / less if new.cost < upper and new.keeps_host_limit else float("inf")
 
     for j in worst(schedule, limit):
-        known = ranked.known(schedule, j)
-        for _ in range(min(_AGAIN, len(known) - 1)):
-            _, number, move = heappop(known)
-            most = _SLACK * known[0][0]
-            new = move(schedule)
-            rate = rated(new, most)
-            if rate <= most:
-                return new
-            if rate < float("inf"):
-                heappush(known, (rate, number, move))
-        known.clear()
         best: Schedule | None = None
-        best_rate, best_number = float("inf"), -1
-        for number, (rate, move) in enumerate(lowering(schedule, j, limit, upper - cost)):
-            if rate <= _HOPEFUL * best_rate:
-                new = move(schedule)
-                rate = rated(new, best_rate)
-                if rate < best_rate:
-                    best, best_rate, best_number = new, rate, number
-            if rate < float("inf"):
-                known.append((rate, number, move))
+        best_rate = float("inf")
+        for expected, move in lowering(schedule, j, limit, upper - cost):
+            if expected > _HOPEFUL * best_rate:
+                continue
+            new = move(schedule)
+            rate = rated(new, best_rate)
+            if rate < best_rate:
+                best, best_rate = new, rate
         if best is not None:
-            known[:] = [one for one in known if one[1] != best_number]
-            heapify(known)
             return best
-        known.clear()
     return None
 
 
@@ -216,7 +179,7 @@ def released(
     nbytes, recipe = step.nbytes[gap.t], step.recipes[gap.t]
     if gap.before < schedule.count and recipe is not None:
         expected = rate(recipe.us, nbytes, gap.after, gap.before)
-        for move in dropped(schedule, gap):
+        for move in dropped(gap):
             yield expected, move
     if step.movable >> gap.t & 1 and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
@@ -225,26 +188,20 @@ def released(
             if gone < back and (gone, back) not in seen:
                 seen.add((gone, back))
                 move = partial(residency_moves.swap, gap=gap, gone=gone, back=back)
-                yield rate(us, nbytes, gone, back), _if_same(schedule, gap.t, move)
+                yield rate(us, nbytes, gone, back), move
 
 
 def made_later(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
     """A result of the step is made by the last segment, or by the one with the least peak, and not kept until then."""
     behind = range(gap.after + 1, schedule.count)
     for before in sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else ():
-        yield from dropped(schedule, gap._replace(before=before))
+        yield from dropped(gap._replace(before=before))
 
 
-def dropped(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
+def dropped(gap: Gap) -> Iterator[Lowering]:
     """The tensor is not on the device in the gap, and is computed again; with or without what it is computed from."""
     for keep_sources in (False, True):
-        yield _if_same(schedule, gap.t, partial(residency_moves.drop, gap=gap, keep_sources=keep_sources))
-
-
-def _if_same(schedule: Schedule, t: int, move: Lowering) -> Lowering:
-    """The move, which is not made any more once tensor t is on the device at other times."""
-    then = schedule.residencies[t]
-    return lambda now: move(now) if now.residencies[t] is then else None
+        yield partial(residency_moves.drop, gap=gap, keep_sources=keep_sources)
 
 
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
@@ -335,7 +292,7 @@ def absences_with(schedule: Schedule, j: int) -> Iterator[Lowering]:
             else:
                 continue
             move = partial(residency_moves.shift, t=t, number=number, gone=ends[0], back=ends[1])
-            yield _if_same(schedule, t, move)
+            yield move
 
 
 def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float("inf")) -> Schedule:
