@@ -1,8 +1,9 @@
 """Chooses how the next program of a step is made, from the peaks of the programs that were compiled before.
 
 A plan is made for a limit of memory and compiled as one program, in a form (what crosses the boundaries of segments,
-`program_code.py`). XLA orders a program's operators as it likes. On several devices it also collects operands and sums gradients
-in buffers that no prediction knows. So the program's peak differs from the plan's. The next program depends on the peak:
+`program_code.py`). XLA orders a program's operators as it likes. On several devices, XLA also collects operands and sums
+gradients, in buffers that the planner cannot predict. So the program's peak differs from the plan's. The next program depends on
+the peak:
 
     above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, it is
                             lower by half the excess more, and on several devices, the next program has a form that mostly needs
