@@ -1,4 +1,4 @@
-"""The feed of a job: a thread that runs the job's user code. It draws batches in advance, and calls `on_step` after each step.
+"""Runs a job's user code in a thread, the *feed*, which draws batches in advance and calls `on_step` after each step.
 
 Time runs from left to right. The upper line shows what the feed's thread does. The lower line shows the calls by which other
 threads take batches, deliver metrics and stop the feed:
