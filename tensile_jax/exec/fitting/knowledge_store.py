@@ -1,4 +1,4 @@
-"""The store of what is known of steps: it holds the `Knowledge` of each kind of step, for this process and for later ones.
+"""Stores what is known of steps: the `Knowledge` of each kind of step, for this process and for later ones.
 
 The store is the only object of this package that is shared by the whole process and changes. If the user has set
 `jax_compilation_cache_dir`, the store writes a JSON file for each kind of step into the folder `tensile_jax` there. The file
