@@ -8,8 +8,8 @@ threads take batches, deliver metrics and stop the feed:
 
 Only the feed's thread waits for user code. Therefore user code that hangs, raises or is slow affects its own job only. Callbacks
 come first, in the order of their steps. While a callback runs or waits, no batch is drawn, so a slow callback slows its own job.
-This also limits the metrics that wait for callbacks: at most one set for each batch drawn in advance and each step under way.
-The thread posts its events (`feed_events.py`) while it holds no lock.
+This rule also limits the metrics that wait for callbacks: at most one set for each batch drawn in advance and each step under
+way. The thread posts its events (`feed_events.py`) while it holds no lock.
 """
 
 import threading
