@@ -1,5 +1,5 @@
 """Runs as the main program of a job's own process: carries out the runtime's requests, with a `LocalActor` (the job's state and
-plan) and a `Feed` (the user's code).
+plan) and a `Feed` (the batches).
 
     listener thread    receives the requests; ends the process when the runtime's end of the socket is closed
     main thread        begins and ends iterations, and issues their runs (groups of moves), in order; it never waits
