@@ -1,4 +1,4 @@
-"""Defines the decorator `tensile_jax.jit`, which is `jax.jit` with a budget of device memory, and the function it returns."""
+"""Defines the decorator `tensile_jax.jit` (`jax.jit` with a memory budget) and the function that the decorator returns."""
 
 import functools
 import types

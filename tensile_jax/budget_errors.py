@@ -1,4 +1,4 @@
-"""Writes the errors for too small budgets: what needs the memory, the smallest budget that works, and what would help."""
+"""Writes the errors for budgets that are too small: what needs the memory, which smallest budget works, and what would help."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple

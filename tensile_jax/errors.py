@@ -3,10 +3,10 @@
     TensileError
     ├── BudgetError (also ValueError)   a budget cannot be read, or no plan keeps it
     │   └── BudgetTooSmall              no plan keeps the budget: names the smallest budget that works
-    ├── TraceError (also ValueError)    a step cannot be planned: it uses outside mutable references, or devices that are no mesh
+    ├── TraceError (also ValueError)    a step cannot be planned: it uses outside mutable references, or devices that form no mesh
     ├── PlanFileError (also ValueError) a saved plan is not readable, of another version, for another program, or above the budget
     ├── JobsFileError (also ValueError) a jobs.toml cannot be read: names the line and the key
-    ├── InvalidPlan                     the check of a plan refuses it; users see no error, but get another plan, with a note
+    ├── InvalidPlan                     the check refuses a plan; the user sees no error, but gets another plan, with a note
     ├── OutOfMemory (also RuntimeError) the device refused an allocation, and nothing more could be moved to the host
     ├── ProcessDied (also RuntimeError) the process of an isolated job ended, or had to be ended
     ├── JobFailed (also RuntimeError)   a job has no result; its cause is the error that made it fail

@@ -12,14 +12,15 @@
     role     ::= "parameter" | "optimizer_state" | "state" | "batch" | "constant"
                | "activation" | "gradient" | "output"
 
-An operator is one equation of the flattened jaxpr. Operators are listed in the order in which they run, and that order is
-topological. *Heavy* operators (convolutions, products, sorts, loops) always read and write device memory. XLA fuses *light*
-operators into their neighbours. A *reduction* is light, except that it reads its whole input once.
+An operator is one equation of the flattened jaxpr. The class `Operator` explains the fields that this text leaves out. Operators
+are listed in the order in which they run, and that order is topological. *Heavy* operators (convolutions, products, sorts, loops)
+always read and write device memory. XLA fuses *light* operators into their neighbours. A *reduction* is light, except that it
+reads its whole input once.
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
-iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone* is
-a segment by itself: a loop whose iterations run under a plan of their own (`trace/plannable_loops.py`). Such an operator is also
-effectful.
+iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*
+shares no executable with others: it is a loop whose iterations run under a plan of their own (`trace/plannable_loops.py`). Such
+an operator is also effectful.
 
 A tensor is in device memory, or in host memory if the step's caller or the step itself puts it there. A tensor in host memory
 takes no device memory and is never swapped: its `nbytes` are 0, and `host_bytes` is its size. An operator that moves values from

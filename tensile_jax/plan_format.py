@@ -1,6 +1,8 @@
-"""Defines the format of a plan: the records, their JSON, the check that they agree with each other, and the text for people.
+"""Defines the format of a plan: its records, their JSON, the check that the records agree with each other, and the text for
+people.
 
-A plan says what runs when, and which tensors are copied to the host and back. It also predicts the time and the memory.
+A plan says what runs when, and which tensors are copied to the host and back. It also predicts the time and the memory. A
+*segment* is a stretch of operators that is compiled as one executable.
 
     Plan    ::= header  PlannedTensor*  Segment*  Event*
     Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time

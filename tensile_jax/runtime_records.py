@@ -1,11 +1,12 @@
-"""Defines what a `Runtime` tells its user: a status, the events of its jobs, and a record of its memory and copies.
+"""Defines what a `Runtime`, which runs several jobs on one device, tells its user: status, events, and a record of memory and
+copies.
 
     Status     ::= budgets, bytes, link  JobStatus*    a snapshot of the runtime and of its jobs
     JobReport                                          what was measured of one job
-    JobEvent                                           something that happened to a job; the runtime reports all, as they happen
+    JobEvent                                           something that happened to a job; the runtime reports each when it happens
     Record     ::= Span*  Level*                       when each launch and copy ran, and how many bytes were on the device
 
-A job goes through the following states. Before the final states, it may fail, be cancelled or be paused in each of them:
+A job goes through the following states. In each state before the final ones, the job may fail, be cancelled or be paused:
 
     preparing -> queued -> running <-> paused -> finished | failed | cancelled
 

@@ -1,4 +1,4 @@
-"""Defines `Story`: the last events that a state machine has taken. The errors of the state machine quote them.
+"""Defines `Story`: the last events that a state machine has received. The errors of the state machine quote these events.
 
 Each of the three machines (`exec/controller/machine.py`, `exec/runtime/lifecycle.py`, `ray/scheduler.py`) keeps a story in its
 state. A story is for people only: two states that differ only in their stories are equal. A story keeps the names of events and

@@ -1,1 +1,1 @@
-"""Shows on standard error what a call that takes long is doing: takes phases as they are told, gives one line."""
+"""Shows on standard error what a long call is doing: takes the phases that a call reports, and writes one line."""

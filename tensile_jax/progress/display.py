@@ -1,11 +1,11 @@
-"""The display of a process: shows all its calls that take long in one place, each once it has taken three seconds.
+"""Shows all calls of this process that have taken three seconds or morein one place.
 
     with DISPLAY.call("train_step", None):     the call, in the thread that makes it
         DISPLAY.tell("planning", 0, 3)         what it is doing, told in the same thread
         ...                                    three seconds later there is a line, which the end of the block removes
 
-A thread draws the line anew while there are calls. What is told in a thread without a call is dropped: plans that are made beside
-a training, for instance, need not be shown, since nobody waits for them.
+While there are calls, a thread redraws the line. What is told in a thread without a call is dropped. For instance, nobody waits
+for a plan that another thread makes during training, so that plan need not be shown.
 """
 
 import os

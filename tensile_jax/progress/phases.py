@@ -1,11 +1,12 @@
-"""Says in words what a call that takes long is doing, how far it is, and about how long it will still take.
+"""Describes in words what a long call is doing, how far the call has come, and about how long it will still take.
 
-A phase is told as `progress(what, done, of)`: `done` of the `of` parts of the phase `what` are done. The phases of a first call:
+A phase is reported as `progress(what, done, of)`: `done` of the `of` parts of the phase `what` are done. The phases of a first
+call:
 
     tracing -> compiling plain jit -> planning -> compiling segments | compiling programs
 
-Planning and compiling may come again: a plan that needs more than the budget, once it is compiled, is revised. So the number of
-plans is only about known. This module has no clock: times are given, in seconds.
+Planning and compiling may happen again, because a plan that exceeds the budget once compiled is revised. So the number of plans
+is only an estimate. This module reads no clock: callers pass the times, in seconds.
 """
 
 from collections.abc import Callable

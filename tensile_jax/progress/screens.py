@@ -1,9 +1,9 @@
-"""Where calls are shown that take long: a line of a terminal that is rewritten, a bar in a notebook, or plain lines in a log.
+"""Shows long calls to the user: in a rewritten line of a terminal, as a bar in a notebook, or in plain lines of a log.
 
-While the line of a terminal is shown, what the program prints comes above it: `sys.stdout` and `sys.stderr`, if they are
-terminals, are replaced by streams that erase the line before they write. The line is drawn again once the program's own line is
-complete. What does not go through these two (XLA's own messages, handlers of `logging` that hold the old stream) may write over
-the line, which is why the cursor waits at its beginning.
+While the line of a terminal is shown, the program's own output appears above the line. For this, `sys.stdout` and `sys.stderr`
+are replaced, if they are terminals, by streams that erase the line before they write. The line is drawn again once the program's
+output has ended its own line. Output that bypasses the two streams (XLA's messages, `logging` handlers that hold the old stream)
+may overwrite the line. The cursor therefore waits at the beginning of the line.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A stream in the place of standard error that raises no error of the system."""
+"""Writes to standard error, and ignores errors such as a closed pipe or a full disk."""
 
 import sys
 from contextlib import suppress

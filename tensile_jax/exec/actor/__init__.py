@@ -1,1 +1,1 @@
-"""Runs one job in this process: its user code, its state, its compiled plan, and the moves of its iterations."""
+"""Runs one job in this process: its user code, its state, its compiled plan, and the launches and copies of its iterations."""

@@ -1,4 +1,4 @@
-"""`Entrypoint`: names the function that makes a job, so that the job can be made in the process in which it is to run.
+"""Defines `Entrypoint`, which names the function that makes a job. So the job can be made in the process in which it will run.
 
 An `Entrypoint` names the function by a `target`:
 

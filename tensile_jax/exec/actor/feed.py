@@ -1,4 +1,4 @@
-"""The feed of a job: a thread that runs the job's user code. It draws batches in advance, and calls `on_step` after each step.
+"""Runs a job's user code in a thread, the *feed*, which draws batches in advance and calls `on_step` after each step.
 
 Time runs from left to right. The upper line shows what the feed's thread does. The lower line shows the calls by which other
 threads take batches, deliver metrics and stop the feed:
@@ -8,8 +8,8 @@ threads take batches, deliver metrics and stop the feed:
 
 Only the feed's thread waits for user code. Therefore user code that hangs, raises or is slow affects its own job only. Callbacks
 come first, in the order of their steps. While a callback runs or waits, no batch is drawn, so a slow callback slows its own job.
-This also limits the metrics that wait for callbacks: at most one set for each batch drawn in advance and each step under way.
-The thread posts its events (`feed_events.py`) while it holds no lock.
+This rule also limits the metrics that wait for callbacks: at most one set for each batch drawn in advance and each step under
+way. The thread posts its events (`feed_events.py`) while it holds no lock.
 """
 
 import threading

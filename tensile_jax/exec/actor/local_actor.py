@@ -1,6 +1,6 @@
-"""The actor of a job in this process: holds the job's state and compiled plan, and carries out the moves of its iterations.
+"""Holds the state and compiled plan of a job in this process, and carries out the moves (launches, copies) of its iterations.
 
-The protocol is `Actor` (`actor.py`).
+`LocalActor` implements `Actor` (`actor.py`).
 """
 
 import itertools

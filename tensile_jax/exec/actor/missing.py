@@ -1,6 +1,6 @@
-"""`NO_STATE` and `NO_BATCH`: the values that stand for "there is no state" and "there is no batch".
+"""Defines the values `NO_STATE` and `NO_BATCH`, which stand for "there is no state" and "there is no batch".
 
-`None` cannot mean this, since a user may give `None` as a state or a batch.
+`None` cannot stand for these, since a user may give `None` as a state or a batch.
 """
 
 from enum import Enum

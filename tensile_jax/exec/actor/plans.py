@@ -1,4 +1,5 @@
-"""Defines what a runtime asks of an actor about plans, and what the actor answers: frozen values that can be sent to any process.
+"""Defines the requests for plans that a runtime sends to an actor, the object that runs one job, and the actor's answers. Both
+are frozen values that can be sent to any process.
 
     PlanRequest ::= PlanWithin | OffloadState | RenewPlan      which plan of the job's step to make
     PlanSummary                                                a plan that was made, with what others need to know of it

@@ -1,4 +1,5 @@
-"""`ProfiledPlan`: a plan of a job's step, compiled or only predicted, with the bytes that each of its moves needs and holds.
+"""Defines `ProfiledPlan`: a plan of a job's step, compiled or only predicted, with the bytes that each move (launch, copy, wait)
+needs and holds.
 
 `make_plan` makes the plan that a `PlanRequest` (`plans.py`) asks for. No other code turns such requests into plans.
 """

@@ -1,7 +1,7 @@
 """Turns a step that changes objects in place into a pure step, `(state, batch) -> (state, metrics)`, which a job runs.
 
 A step that changes objects in place has a method `as_job`, which returns the pure step. `tensile_jax/nnx` gives this method to
-its functions. The runtime knows nothing else of NNX.
+its functions. The runtime needs no other knowledge of NNX.
 """
 
 from collections.abc import Callable

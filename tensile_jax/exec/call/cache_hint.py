@@ -1,4 +1,4 @@
-"""Tells a user who has waited long for a first call, once in a process, that JAX's compilation cache would shorten the next."""
+"""Tells a user, once per process, that JAX's compilation cache would shorten a first call that took long."""
 
 import threading
 

@@ -1,10 +1,10 @@
-"""Finds how much memory of a device is free for a step. This is the budget of a call for which the user gave none.
+"""Finds how much memory of a device is free for a step. If the user gives no budget, this is the budget of the call.
 
     free = (1 - margin) * limit of the device's allocator - (bytes in use - bytes of the step's own arguments)
 
 A plan counts the step's arguments, so their bytes are not subtracted. Everything else that is in use on the device stays where it
-is: other models, other states, and results that somebody still refers to. The figures are those of the moment of planning. Others
-may take memory later. If the device then runs out of memory, the step is planned again for less.
+is: other models, other states, and results that somebody still refers to. All figures are read when the step is planned. Other
+code may take memory later. If the device then runs out of memory, the step is planned again for less.
 
 The margin is for fragmentation: enough bytes may be free, while no free block is large enough. The margin is an assumption, not a
 measurement.

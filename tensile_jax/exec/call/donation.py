@@ -1,8 +1,9 @@
 """Refuses a call with deleted arguments, or with donated arguments that share memory with others, before any segment runs.
 
-XLA checks the arguments of an executable before it runs that executable. In a step that is cut into segments, XLA would find a
-deleted or shared argument only in the middle of the iteration. Part of the donated state would already be deleted. This module
-therefore looks for the same faults before the iteration begins. `trace/step.py` reads which arguments are donated.
+XLA checks the arguments of an executable before it runs that executable. In a step that is cut into segments (parts with
+executables of their own), XLA would find a deleted or shared argument only in the middle of the iteration. By then, part of the
+donated state would be deleted. This module therefore looks for the same faults before the iteration begins. `trace/step.py` reads
+which arguments are donated.
 """
 
 from collections.abc import Sequence

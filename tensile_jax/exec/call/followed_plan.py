@@ -1,7 +1,8 @@
-"""Replaces the plan of one step while it runs, when its latencies have drifted (TENSILE section IV-E).
+"""Replaces the plan of a running step when measured times have drifted from the plan's predictions (TENSILE section IV-E).
 
-`plan/update.py` decides which iterations are measured, and when a new plan is due. This module makes the new plan in a thread,
-and mostly in a process of its own (`exec/fitting/renewal.py`). The first call after that runs under the new plan.
+`plan/update.py` decides which iterations are measured, and when a new plan is due. This module then makes the plan in a thread,
+which leaves most of the work to another process (`exec/fitting/renewal.py`). The first call after the plan is complete runs under
+that plan.
 
 If making a plan fails, training goes on under the plan in use. The next call warns, and no further plan is made.
 """

@@ -1,4 +1,4 @@
-"""Finds how much host memory is free for the copies of a step or a runtime. This is the host budget if the user gave none.
+"""Finds how much host memory is free for the copies of a step or a runtime. It is the host budget if the user gives none.
 
     free = (1 - room) * the least of
                what the machine has available              MemAvailable of /proc/meminfo
@@ -8,7 +8,7 @@
          + bytes of the step's own arguments in host memory
 
 A plan counts the step's arguments in host memory, so their bytes are added. Processes of one step that run on one machine share
-what the machine has. The figures are those of the moment of planning. The result is rounded down to four binary digits. A
+what the machine has. All figures are read when the step is planned. The result is rounded down to four binary digits. A
 difference of a few megabytes then does not lead to another plan.
 
 The room is a share left free for later allocations, of this process and others, and for fragmentation of the pool. On a CPU,

@@ -1,4 +1,4 @@
-"""Warns of a call with other shapes than before, which has planned and compiled again: an epoch's last, smaller batch."""
+"""Warns when a call was planned and compiled again because of other shapes, such as those of an epoch's smaller last batch."""
 
 import sys
 import warnings

@@ -1,14 +1,17 @@
-"""Runs the calls of one function under plans: one plan for each signature of a call, made at the first call with that signature.
+"""Runs the calls of one function under plans. The first call with a new signature (shapes, dtypes, static arguments and the like)
+finds a plan for that signature.
 
 JAX traces a function again even if its arguments differ from earlier ones only in weak types or in being committed to a device.
-If the new traced step equals an earlier one, it takes over the plan of that step. Any traced step takes over all executables
-whose code is equal.
+If the new traced step equals an earlier one, the new step takes over the plan of the earlier step. Any traced step reuses earlier
+executables of equal code.
 
-The plain jitted function takes three kinds of calls: calls inside another transformation, calls under `jax.disable_jit`, and
-calls whose plan runs the whole step as one executable. For every other call, the segments of the plan run one after another.
+Plain `jax.jit` runs three kinds of calls: calls inside another transformation, calls under `jax.disable_jit`, and calls whose
+plan runs the whole step as one executable. For every other call, the plan's *segments*, which are executables of parts of the
+step, run one after another.
 
-If a step runs on devices of several processes, each of them calls it, and one plans for all (`exec/processes/agreement.py`). Some
-iterations are watched (measured) anyway. In these, the processes tell one another whether any device was out of memory.
+If a step runs on devices of several processes, each process calls the step, and one process plans for all
+(`exec/processes/agreement.py`). Some iterations are *watched*: they are measured. In watched iterations, the processes also tell
+one another whether any device was out of memory.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""`Report`: what was measured while a plan ran. `PlannedFunction.report` returns it."""
+"""Defines `Report`: what was measured while a plan ran. `PlannedFunction.report` returns it."""
 
 import statistics
 from collections.abc import Collection

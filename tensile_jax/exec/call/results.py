@@ -1,6 +1,7 @@
 """Gives a plan's results the sharding, the commitment and the memory that `jax.jit` would give them, without needless copies.
 
-Three kinds of results differ from those of `jax.jit` when a plan's last segment has run:
+Three kinds of results differ from those of `jax.jit` when the last of a plan's segments (executables of parts of the step) has
+run:
 
     - A donated argument that the step returns unchanged. The caller's array must be deleted, and the result must be a new array
       in the same memory.

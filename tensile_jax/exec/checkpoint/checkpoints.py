@@ -1,4 +1,4 @@
-"""The checkpoints of one job in a folder: writes, finds, restores and removes them.
+"""Writes, finds, restores and removes the checkpoints of one job in a folder.
 
     folder/
       tensile.json                      marks the folder as one of a job's checkpoints

@@ -1,4 +1,5 @@
-"""The program of a job's own process: carries out the requests of the runtime, with a `LocalActor` and a `Feed`.
+"""Runs as the main program of a job's own process: carries out the runtime's requests, with a `LocalActor` (the job's state and
+plan) and a `Feed` (the batches).
 
     listener thread    receives the requests; ends the process when the runtime's end of the socket is closed
     main thread        begins and ends iterations, and issues their runs (groups of moves), in order; it never waits

@@ -1,12 +1,12 @@
-"""The actor of a job that runs in a process of its own, as every job of the paper does (TENSILE section III-D).
+"""Controls a job that runs in a process of its own, as every job of the paper does (TENSILE section III-D).
 
-An `IsolatedActor` is an object in the runtime's process. Each of its methods sends a request to the job's process
-(`child.py`), which has a `LocalActor` and the user's step and batches. The job's process answers the requests in
-their order. Without a request it only draws batches in advance. A method that starts something returns a function that waits for
-the answer (`Wait` in `exec/actor/actor.py`).
+An `IsolatedActor` is an object in the runtime's process. Each of its methods sends a request to the job's process (`child.py`),
+in which a `LocalActor` runs the user's step. The job's process answers the requests in their order. Without a request, the
+process only draws batches in advance. A method that starts something returns a function that waits for the answer (`Wait` in
+`exec/actor/actor.py`).
 
 Requests for plans and their answers are plain data (`exec/actor/plans.py`), which are sent unchanged. The compiled plans stay in
-the job's process. So do snapshots of the state, until they are released.
+the job's process. Snapshots of the state also stay there, until they are released.
 """
 
 import itertools

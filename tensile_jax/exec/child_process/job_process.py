@@ -4,13 +4,13 @@
                       <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Heartbeat
     watcher: kills the process if it sends no heartbeat, and shuts the connection down when the process has ended
 
-The process may end, hang or send garbage. In each case it is killed if it still exists, and the runtime waits for its end. Only
-then does everything that waits for the process fail, always with the same error. So whoever sees this error knows that the device
+The process may end, hang or send garbage. In each case, a thread of this module kills the process if it still exists, and waits
+for its end. After that, all unanswered requests fail with the same error. So code that receives this error knows that the device
 memory of the process is free.
 
 The first request starts the process. It is a new interpreter and not a fork, since JAX's threads do not survive a fork. It is not
-a `multiprocessing.Process` for three reasons. Such a process always imports the main module. If it is a daemon, it may have no
-processes of its own. If it is not, the interpreter waits for it at exit. The job's process ends when the runtime's process ends.
+a `multiprocessing.Process`, for three reasons. Such a process always imports the main module. A daemon process may not start
+processes. For any other process, the interpreter waits at exit. The job's process ends when the runtime's process ends.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The payload: the first message to a job's own process. It holds the job, and what the process must know of its parent.
+"""Defines the payload: the first message to a job's own process, with the job and what the process must know of its parent.
 
 The parent is the runtime's process. The payload has the parent's JAX configuration, its main module, its `sys.argv`, and the
 device on which the job is to run.

@@ -1,11 +1,11 @@
-"""Compiles the segments of a plan, and reads from XLA how much memory each executable needs.
+"""Compiles the segments of a plan, each a stretch of operators that becomes one executable, and reads their memory from XLA.
 
 Equal segments (equal in `SegmentCode.content`, `segment_code.py`) are compiled once. Lowering a segment holds Python's global
 interpreter lock, so it happens in the calling thread. Compiling releases that lock, so a pool of threads compiles several
 segments at once. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
 
-A plan that is only tried needs the sizes of its segments, not their code. On CPUs, sizes do not depend on how far XLA optimizes
-the code, so they are read from an executable that XLA makes without optimizing it (`Compiler.sizes`).
+For a plan that is only tried, the sizes of segments are needed, not their code. On CPUs, sizes do not depend on how far XLA
+optimizes the code. So the sizes are read from an executable that XLA has not optimized (`Compiler.sizes`).
 
 A plan counts the tensors on the device. It knows a size for each of a segment's outputs and donated inputs. The workspace of a
 segment is what its executable needs in addition:

@@ -1,8 +1,8 @@
 """Compiles a step as plain `jax.jit` does, as one executable: to know its peak, or to run it.
 
-All forms of a step (`exec/fitting/forms.py`) share both, since they compute the same. A budget is often a share of the peak, and
-then the step hardly ever runs as one executable. So the peak is read from an executable that is only compiled for its sizes
-(`compiler.py`), unless one that runs is there.
+A *form* of a step is a variant with the same results (`exec/fitting/forms.py`). All forms share one executable and one peak. If
+the budget is a share of the peak, the step hardly ever runs as one executable. So the peak is read from an executable that is
+compiled only for its sizes (`compiler.py`), unless an executable that can run already exists.
 """
 
 import threading

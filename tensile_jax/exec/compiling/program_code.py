@@ -1,4 +1,5 @@
-"""Emits the segments of a plan as one function, which becomes one executable and needs one launch.
+"""Emits the segments of a plan, which are stretches of operators, as one function, which becomes one executable and needs one
+launch.
 
     segment 0 | barrier | segment 1 | barrier | ...
 
@@ -11,9 +12,9 @@ and overlap operators. Which values cross the barriers is the program's *form*:
     lag       the inputs of the segment and what the segment before it has made; but gradients, new state and results cross
               one boundary later, and arguments of the step one boundary earlier
 
-With `lag`, devices have the time of one more segment for two exchanges, while kernels run. They exchange gradients (an all-reduce
-or a reduce-scatter), and they collect the divided parameters of the next segment (an all-gather). But XLA may also compute a
-gradient that late. What the gradient is computed from is in memory until then.
+With `lag`, devices have the time of one more segment for two exchanges, while kernels run. They sum gradients (an all-reduce or a
+reduce-scatter), and they collect the divided parameters of the next segment (an all-gather). But XLA may also compute a gradient
+one segment later. The operands of that gradient then stay in memory longer.
 
 No form is the best for every step, and only XLA's compiler shows the peak. `next_program.py` looks at that peak and decides what
 is compiled next.

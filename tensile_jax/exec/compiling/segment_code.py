@@ -4,10 +4,10 @@ A segment is a list of equations with inputs and outputs. Its *content* is a has
 exactly if their equations, shapes, connections and donations are the same. They then share one executable, so the repeated blocks
 of a network compile once.
 
-A segment with effects (callbacks, debug prints) returns one number after its outputs. When that number is there, the segment is
-over. So a segment can be waited for even if it has no outputs. A single output has the number beside it, too: XLA:CPU fails to
-compile some programs in which a callback reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and
-cannot be removed").
+A segment with effects (callbacks, debug prints) returns one number after its outputs. When that number is ready, the segment has
+ended. So the caller can wait even for a segment without outputs. A segment with effects and a single output also returns the
+number, since XLA:CPU fails to compile some programs in which a callback reads the only result (jax 0.10.2 and 0.12:
+"instruction->IsDead() ... is live and cannot be removed").
 """
 
 from collections.abc import Callable, Hashable, Sequence

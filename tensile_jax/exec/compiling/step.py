@@ -1,8 +1,8 @@
-"""Defines `Step`, a step at one set of shapes, ready to be planned, and `CompiledPlan`, a compiled plan of it. Both never change.
+"""Defines two immutable classes: `Step`, a step at one set of shapes, ready to be planned, and `CompiledPlan`, its compiled plan.
 
     Step -- `find_plan.py`, under a budget --> CompiledPlan -- `runner.py` --> iterations
 
-Planning and compiling show sizes and peaks of a step. They are kept in the step's `Knowledge` (`knowledge.py`).
+Planning and compiling show sizes and peaks of a step. These figures are kept in the step's `Knowledge` (`knowledge.py`).
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Wraps a step that plain `jax.jit` has compiled whole into an `Executable`, as segments have."""
+"""Wraps a step that plain `jax.jit` has compiled whole in an `Executable`, the type that compiled segments have."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The memory ledger: counts the device memory that all jobs hold, and answers what fits. It lasts while one event is handled.
+"""Counts the device memory that all jobs hold, and answers what fits. A ledger lasts while the controller handles one event.
 
 A *run* is a sequence of moves of one iteration that are issued at once. A job is *parked* while its state is in host memory.
 

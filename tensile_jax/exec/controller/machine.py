@@ -1,4 +1,4 @@
-"""The controller: decides what each of several jobs on one device does next (TENSILE section III-D, "Global Controller").
+"""Decides what each of several jobs on one device does next (the "Global Controller" of TENSILE section III-D).
 
 The controller is a pure state machine, `step`: (state, event) -> (state, instructions). It has no JAX, no clock and no thread.
 The dispatcher (`exec/runtime/dispatcher.py`) reports events to the controller and carries out its instructions one after another.

@@ -1,4 +1,5 @@
-"""Defines the controller's state: `State`, which holds one `JobRecord` for each job that has not ended.
+"""Defines the state of the controller, which decides what each job does next: `State`, with one `JobRecord` for each job that has
+not ended.
 
 Both are immutable, and use no JAX, clock or thread. Sizes are in bytes, times in microseconds.
 """

@@ -1,1 +1,1 @@
-"""Finds the plan with which a step stays within its budget, and keeps what is known of steps."""
+"""Finds the plan that keeps a step within its memory budget, and stores what is known of steps."""

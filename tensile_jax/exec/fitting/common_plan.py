@@ -1,8 +1,8 @@
 """Makes one plan for all processes of a step: one process plans, and the others do what that process orders (`orders.py`).
 
-In the end, all processes hold the same plan, compiled. The other processes never trust the plan: before it runs, they replay it
-on the step's graph, as they do with a saved plan. A process fails if it cannot compile the plan or has another graph. All
-processes then raise an error.
+In the end, all processes have compiled the same plan. The other processes never trust the plan: before it runs, they replay it on
+the step's graph, as they do with a saved plan. A process fails if it cannot compile the plan or has another graph. All processes
+then raise an error.
 """
 
 import hashlib

@@ -1,14 +1,16 @@
-"""Finds a plan with which a step stays within its memory budget: only predicted, or also confirmed by compiling its segments.
+"""Finds a plan that keeps a step within its memory budget: only predicted, or also confirmed by compiling the plan's segments.
 
     trace -> plan -> compile its segments -> the plan with XLA's own sizes -> run it, or plan again if it exceeds the budget
 
-The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's figure then replaces
-the estimate. If the plan with these figures exceeds the budget, the planner chooses again with what is known now. It repeats this
-until a plan's *compiled* peak is within the budget. If no choice is left, plans with the least peaks are compiled, so that the
-error can name a budget that is known to work. Plain `jax.jit` compiles the unplanned step first in two cases: the budget is a
-share of plain jit's peak, or a number of bytes that plain jit may fit.
+A *segment* is a stretch of operators that is compiled as one executable. Its *workspace* is the memory that it needs beside
+inputs and outputs. The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's
+figure then replaces the estimate. If the plan with these figures exceeds the budget, the planner chooses again with what is known
+now. It repeats this until a plan's *compiled* peak is within the budget. If no choice is left, plans with the least peaks are
+compiled, so that the error can name a budget that is known to work. Plain `jax.jit` compiles the unplanned step first in two
+cases: the budget is a share of plain jit's peak, or a number of bytes that plain jit may fit.
 
-A step can be planned in several forms. This module plans one form under one budget (`fitting.py`); `forms.py` chooses the form.
+A step can be planned in several forms, which have the same results. This module plans one form under one budget (`fitting.py`);
+`forms.py` chooses the form.
 """
 
 from collections.abc import Callable, Collection, Hashable

@@ -3,8 +3,8 @@
     Fitting(step, budget, knowledge)    plans and compiles choices of the planner; `knowledge` grows with each
     find_plan.py                        decides which choices are compiled
 
-The planner estimates what segments need. Once XLA has compiled a segment, XLA's figures replace the estimate. All sizes are bytes
-on each device. If several processes report different sizes, the largest counts.
+The planner estimates what *segments*, the executables of a plan, need. Once XLA has compiled a segment, XLA's figures replace the
+estimate. All sizes are bytes on each device. If several processes report different sizes, the largest counts.
 """
 
 import time

@@ -1,12 +1,13 @@
-"""Chooses the form of a step that is planned: the step as it is, or another form that computes the same.
+"""Chooses the form in which a step is planned: the step as it is, or another form with the same results.
 
     rewritten            by the rewrites that cost nothing, and by at most one other (`trace/rewrites/registry.py`)
     with driven loops    long loops run under plans of their own (`exec/running/driven_loop.py`)
 
-Only the policy `auto` has other forms. Rewrites that cost nothing are done wherever they can be done. Another form is chosen if
-it is predicted to be faster, or if no plan keeps the budget without it. The user may ask for the least memory within a slowdown.
-In that case, only the rewrites that cost nothing are done, since each other form would have to be planned many times. Jobs of a
-`Runtime` drive no loops: otherwise one job could hold up the others for a whole training.
+Only the policy `auto`, this project's own planner, has other forms. Rewrites that cost nothing are done wherever they can be
+done. Another form is chosen if it is predicted to be faster, or if no plan keeps the budget without it. The user may ask for the
+least memory within a slowdown. In that case, only the rewrites that cost nothing are done, since each other form would have to be
+planned many times. Jobs of a `Runtime`, which share a device, have no driven loops: otherwise one job could hold up the others
+for a whole training.
 """
 
 import time

@@ -1,4 +1,5 @@
-"""Keeps what is known of one kind of step: the sizes that compiling has shown, and the choices whose plans have kept a budget.
+"""Keeps what is known of one kind of step: the sizes that compiling has shown, and the planner's choices whose plans have kept a
+budget.
 
 A plan is first made with estimated sizes. It is then corrected by the sizes that compiling has shown. Searches for two budgets
 may compile different attempts. If each ignored the other, the lower budget could end with the higher peak. Or the higher budget

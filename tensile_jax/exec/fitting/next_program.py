@@ -1,14 +1,15 @@
 """Chooses how the next program of a step is made, from the peaks of the programs that were compiled before.
 
 A plan is made for a limit of memory and compiled as one program, in a form (what crosses the boundaries of segments,
-`program_code.py`). XLA orders a program's operators as it likes. On several devices it also collects operands and sums gradients
-in buffers that no prediction knows. So the program's peak differs from the plan's. The next program depends on the peak:
+`program_code.py`). XLA orders a program's operators as it likes. On several devices, XLA also collects operands and sums
+gradients, in buffers that the planner cannot predict. So the program's peak differs from the plan's. The next program depends on
+the peak:
 
-    above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, it is
-                            lower by half the excess more, and on several devices, the next program has a form that mostly needs
-                            less
+    above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
+                            limit falls by another half of the excess. On several devices, the next program then has the form
+                            `live`, which mostly needs less
     far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans.
-                            On several devices, the next program has the form that mostly needs less at once
+                            On several devices, the next program has the form `live` at once
     far below the budget    this plan leaves memory unused, and so loses time. The next limit is higher. After the first plan, it
                             rises by as much as the peak is too low. Later, a straight line through the peaks of two plans gives
                             the limit at which the peak meets the budget, less a margin. If these two have different forms, the

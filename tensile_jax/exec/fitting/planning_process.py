@@ -1,4 +1,4 @@
-"""Plans in a process of its own, at the lowest priority, while a step goes on training in this one.
+"""Plans in a separate process, at the lowest priority, while a step goes on training in this process.
 
 Planning is pure Python and takes seconds. A thread that plans would hold Python's global interpreter lock, and training would
 wait.

@@ -2,7 +2,7 @@
 
     measured latencies -> corrected latencies -> a choice (planned in a process of its own) -> its segments compiled -> new plan
 
-`plan/update.py` decides when a new plan is due, and what it chooses. Segments that the present plan has too are not compiled
+`plan/update.py` decides when a new plan is due, and what it chooses. Segments that the present plan also has are not compiled
 again. The new plan has the same budget. If compiling shows that the new plan exceeds the budget, the step is planned again. After
 some attempts the present plan stays.
 """

@@ -2,8 +2,8 @@
 
 The sizes in a saved plan may be estimates, since `tensile plan` compiles nothing. They may also come from another machine. So the
 segments are compiled here, and XLA's figures for their workspaces replace those in the file. If the plan then needs more than the
-budget, the step is planned again within the budget, by the policy that made the saved plan. Segments that are compiled already
-are not compiled again.
+budget, the step is planned again within the budget, by the policy (the planning method) that made the saved plan. Segments that
+are compiled already are not compiled again.
 
 A saved plan is never trusted: before anything is compiled, the plan is checked by replaying it on the step's graph, as every plan
 is.

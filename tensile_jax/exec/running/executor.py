@@ -1,6 +1,7 @@
 """Runs the instructions of a plan, and recovers when the device is out of memory (TENSILE section III-D, "Executor").
 
-The executor carries out the instructions in their order. It makes decisions only when it recovers from three faults:
+The executor carries out the instructions in their order. Each launch runs a *segment*, a part of the step that is compiled as one
+executable. The executor makes decisions only when it recovers from three faults:
 
     - A tensor is still on the host when a segment needs it on the device. The executor then copies it in. Such a copy is a
       passive swap-in, and is counted. The arguments of an iteration are always checked for this fault. The inputs of segments are

@@ -1,8 +1,8 @@
-"""Translates a plan's instructions (`plan/result/instructions.py`) into the executor's, which work on numbered slots.
+"""Translates a plan's instructions (`plan/result/instructions.py`) into instructions for the executor, which work on slots.
 
-A slot holds one tensor. A tensor that is computed again gets a new slot, so that the results of a launch have consecutive slots.
-A launch has its executable. Otherwise, each instruction equals that of the plan, with slots in place of tensor ids. There are as
-many instructions, in the same order. They are issued in that order, which is therefore the plan's schedule.
+A *slot* has a number and holds one tensor. A tensor that is computed again gets a new slot, so that the results of a launch have
+consecutive slots. Each instruction of the plan becomes one instruction of the executor, with slots in place of tensor ids. A
+launch also gets its executable. The order stays the same, and the executor (`executor.py`) issues the instructions in this order.
 """
 
 from collections.abc import Callable, Iterable, Sequence

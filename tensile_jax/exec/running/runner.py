@@ -1,8 +1,9 @@
 """Runs the iterations of one step under a plan, and after the device has run out of memory, under plans that need less.
 
 Calls of `tensile_jax.jit` run this way, and so do driven loops (`driven_loop.py`). Their caller waits for each iteration. A job
-does not run this way: no thread waits for its iterations. Its actor (`exec/actor/local_actor.py`) issues the instructions of the
-same executor in groups, when the controller says so, and the controller also decides when the job takes its next plan.
+of a `Runtime` does not run this way: no thread waits for its iterations. The job's actor (`exec/actor/local_actor.py`) issues the
+executor's instructions in groups, when the controller (`exec/controller/machine.py`) says so. The controller also decides when
+the job takes its next plan.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""What the dispatcher knows of one job: its plan in use, its iterations under way, and what was measured of them.
+"""Holds what the dispatcher, which begins and ends iterations, knows of one job: its plan, its iterations, and measurements.
 
-A job has one `Follower` (`plan/update.py`), as a step of `tensile_jax.jit` with `renew_above` has. It says which iterations are
-watched, learns from the latencies of their segments, and says when a new plan is due.
+Each job has one `Follower` (`plan/update.py`). The follower says which iterations are watched, which means that they are
+measured. It learns from the latencies of their segments, and says when a new plan is due.
 
 All of this changes only under the dispatcher's lock. Exceptions are `Iteration.launched`, which the launches' thread alone calls,
 and `JobMeasurements`.

@@ -1,8 +1,8 @@
-"""The dispatcher: carries out the controller's instructions for all jobs, and reports to the controller what happened.
+"""Carries out the controller's instructions for all jobs, and reports to the controller what happened.
 
-The dispatcher begins and ends every iteration, and issues its moves (launches, copies, waits) in groups, called *runs*. All of
-this happens under the dispatcher's lock, so one of the threads below acts at a time. Whoever holds the lock never waits for the
-device and never runs user code.
+The controller (`exec/controller/machine.py`) decides which job does what next. The dispatcher begins and ends every iteration,
+and issues its moves (launches, copies, waits) in groups, called *runs*. All of this happens under the dispatcher's lock, so one
+of the threads below acts at a time. Whoever holds the lock never waits for the device and never runs user code.
 
     dispatcher  handles the events that come from outside, in their order: batches, requests, plans, failures
     launches    takes the runs with launches in the order of their instructions, waits for each, and measures how long it took.

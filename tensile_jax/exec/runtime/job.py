@@ -1,4 +1,4 @@
-"""`Job`: the object with which a user follows and controls one job of a runtime."""
+"""Defines `Job`, the object with which a user follows and controls one job of a runtime."""
 
 from collections.abc import Callable
 from typing import Any

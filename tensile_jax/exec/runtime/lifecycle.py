@@ -1,6 +1,6 @@
-"""Decides what becomes of one job, from its submission to its end.
+"""Decides what happens to one job, from its submission to its end.
 
-It is a pure state machine: `step` maps (record, event) to (record, instructions).
+The module is a pure state machine: `step` maps (record, event) to (record, instructions).
 
     preparing -> (queued) -> running <-> paused -> finished | failed | cancelled
 
@@ -9,8 +9,8 @@ what it needs.
 
 The controller (`exec/controller/machine.py`) decides about the memory of all jobs together. This module decides about the life of
 one job. The events of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. For each
-event, a `Runtime` calls `step` while it holds its store's lock, and carries out the instructions in their order. There is no JAX,
-clock, lock or thread here. Errors, metrics and saved states are only passed on.
+event, a `Runtime` calls `step` while it holds its store's lock, and carries out the instructions in their order. This module uses
+no JAX, clock, lock or thread. It only passes on errors, metrics and saved states.
 
 A job ends in two stages. In the first stage its last state is saved; `leaving` is true from then on. In the second stage the job
 waits until its last callback has returned; `ending` says how it will end. A job that failed or was cancelled has no second stage.

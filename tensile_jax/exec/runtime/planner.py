@@ -1,10 +1,10 @@
-"""The planner of a runtime: plans and compiles for all jobs, one at a time, in a thread of its own (TENSILE section III-D).
+"""Plans and compiles for all jobs of a runtime, one job at a time, in a thread of its own (TENSILE section III-D).
 
-The paper calls it the Memory Scheduler. It does five things:
+The paper calls this planner the Memory Scheduler. The planner does five things:
 
     - It makes the first plan of a new job.
-    - Whenever a new job of policy `tensile` comes, it chooses the swaps of all jobs of this policy together. It then plans those
-      jobs again whose swaps have changed.
+    - Whenever a new job comes that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps of all jobs
+      of this policy together. It then plans those jobs again whose swaps have changed.
     - If the budget is lowered, it plans again for each job whose plan needs more memory.
     - It plans again for a job whose latencies have drifted, if the user wants that (`plan/update.py`).
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
@@ -12,9 +12,9 @@ The paper calls it the Memory Scheduler. It does five things:
 
 `plan/multi_job` has the rules for these choices.
 
-A new job is first planned for the budget, minus the bytes that all other jobs hold between their iterations. If there is no such
-plan, the new job is planned for the whole budget. The jobs are then parked (their state is copied to the host) and unparked in
-turns.
+A new job is first planned for the budget, minus the bytes that all other jobs hold between their iterations. If no such plan
+exists, the new job is planned for the whole budget. Jobs are then *parked* in turns: their state is copied to the host while
+others run.
 
 Tracing runs the user's step, which may hang. So each step is traced in a thread of its own, and the planner's thread never runs
 user code.

@@ -1,4 +1,4 @@
-"""The recorder: keeps when each run and copy was carried out, and how many bytes were on the device.
+"""Records when each run and copy was carried out, and how many bytes were on the device.
 
 The recorder's own memory is bounded, however long the jobs run:
 

@@ -18,9 +18,9 @@ The runtime itself decides little. It checks the user's arguments. It gives the 
     actor            one for each job: state and compiled plan     "Executor" and "Swap Executor"
     feed             one for each job: runs its user code          a thread
 
-The segments of a job are chosen once, when the job is prepared. Other jobs change which of its tensors are in host memory and
-when, but never a result. Its segments are chosen again only if the budget is lowered below what the job needs. This changes the
-rounding of its results.
+The *segments* of a job are the parts of its step that are compiled as one executable each. They are chosen once, when the job is
+prepared. Other jobs change which of this job's tensors are in host memory and when, but never a result. The segments are chosen
+again only if the budget is lowered below what the job needs. The new segments change the rounding of the job's results.
 """
 
 import weakref

@@ -2,7 +2,7 @@
 
 A job's `Lifecycle.saves` lists what is to be saved. One job's saves are made one after another, in the order of that list. A job
 that resumes at an earlier step leaves checkpoints of later steps behind. When it writes a checkpoint, the checkpoints of all
-later steps are removed, since the job will make them again. Out of order, a save would remove a new checkpoint.
+later steps are removed, since the job will make them again. If saves were made out of order, one could remove a newer checkpoint.
 """
 
 from concurrent.futures import ThreadPoolExecutor

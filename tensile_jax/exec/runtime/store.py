@@ -1,4 +1,4 @@
-"""The store of a runtime: one `StoredJob` for each of its jobs, the log of events, and the lock that protects both.
+"""Defines the store of a runtime: one `StoredJob` for each job, the log of events, and the lock that protects both.
 
 The `Runtime` shares its store with the planner and the saver. The planner changes those fields of a `StoredJob` that concern the
 job's plans. Everything else that happens to a job goes through `lifecycle.step`.

@@ -1,6 +1,6 @@
 """Checks the arguments of `Runtime.submit`, and puts them into the record `Submission`.
 
-They are checked first of all, before the job's state is taken from the user.
+All arguments are checked before the runtime takes the job's state from the user.
 """
 
 from collections.abc import Callable, Sequence
