@@ -26,7 +26,8 @@ Differences from the paper:
       that needs X last. So the next layer hides the copy, and X stays on the device for that much longer. The first segment that
       begins after the next layer's convolution waits for the copy.
     - XLA chooses the algorithms of convolutions.
-    - What policy `none` does not store (XLA fuses it) cannot be offloaded, and inputs that the caller owns are not.
+    - Tensors that policy `none` does not store, because XLA fuses them, cannot be offloaded. Nor are inputs that
+      the caller owns.
 
 Times in microseconds since the step began.
 """
