@@ -1,4 +1,4 @@
-"""Defines the errors of the command line: each is printed as one line and has an exit code.
+"""Defines the errors of the command line: each error is printed as one line and has an exit code.
 
     Refusal        2  an option, a file or a step is wrong
     BudgetRefused  3  no plan keeps the budget
@@ -6,7 +6,7 @@
 
 All exit codes are listed in `cli/__init__.py`. A warning of this package is printed as one line, too.
 
-The messages of the Python API name arguments (`image_size=8`, `state_memory="any"`). On the command line, the same argument is an
+The messages of the Python API name arguments (`image_size=8`, `state_memory="any"`). On the command line, each argument is an
 option. So `in_options` rewrites the messages (`--image-size=8`, `--state-memory=any`).
 """
 

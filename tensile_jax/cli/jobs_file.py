@@ -15,11 +15,11 @@
     entrypoint = "package.module:make_job"
     start_after = "resnet50:100"      # when the job resnet50 has done 100 steps
 
-A job without a `name` is named after its model or its function. A job's own key takes precedence over the default. Its `args` are
-merged with the default `args`. A job's `model` replaces a default `entrypoint`, and its `entrypoint` replaces a default `model`.
-The result (`JobsFile`) has every default filled in, and a separate entry for each copy of a job (`count`). `msgspec.json.encode`
-can write the result. Reading the file does not import an entrypoint's module. Whether the entrypoint exists, and which `args` it
-takes, is checked when the job is made.
+A job without a `name` is named after its model or its function. A job's own key takes precedence over the default. The `args` of
+a job are merged with the default `args`. A job's `model` replaces a default `entrypoint`, and a job's `entrypoint` replaces a
+default `model`. The result (`JobsFile`) has every default filled in, and a separate entry for each copy of a job (`count`).
+`msgspec.json.encode` can write the result. Reading the file does not import the module of an `entrypoint`, the function that
+makes a job. Whether the entrypoint exists, and which `args` it takes, is checked when the job is made.
 
 Every error names the file, the line, the key, the value and the remedy:
 

@@ -1,11 +1,12 @@
 """Plans steps: takes a step's graph, a device profile and a memory limit, and gives a plan.
 
-The same input always gives the same plan. Nothing here runs on a device or imports JAX.
+A plan cuts the step into *segments*, stretches of operators that are each compiled as one executable. The same input always gives
+the same plan. Nothing here runs on a device or imports JAX.
 
 planner.py      plans one step: the `Planner`
 comparison.py   compares the plans of all policies for one step
 update.py       follows the latencies of a running plan, and chooses a new plan from them
-policies/       the policies, which choose plans: `auto`, the paper's algorithms, and the baselines
+policies/       the policies, which choose plans: `auto`, the algorithms of the paper TENSILE, and the baselines
 search/         how `auto` searches: the condensed step, the memory of segments, schedules, moves and bounds
 analysis/       computes facts about a step: latencies, copy times, lifetimes, fusion
 result/         builds a plan from a choice, simulates it and checks it

@@ -13,9 +13,10 @@ The planner replays every plan (`result/check.py`) before it returns the plan. I
 a mistake. The user's step can still run: the planner asks the policy for a plan with less memory, and then asks the other
 policies. The plan that it returns has a note with the reason of the refusal.
 
-The workspace of a segment is the memory that the segment needs beside its inputs and results. A planner estimates it, unless the
-segment was compiled and `CompiledSizes` has the true size. Nothing here compiles or runs. If no plan keeps the limit, the result
-is None, not an error. Sizes in bytes, times in microseconds.
+A *segment* is a stretch of operators that is compiled as one executable. The *workspace* of a segment is the memory that the
+segment needs beside its inputs and results. A planner estimates it, unless the segment was compiled and `CompiledSizes` has the
+true size. Nothing here compiles or runs. If no plan keeps the limit, the result is None, not an error. Sizes in bytes, times in
+microseconds.
 """
 
 from bisect import bisect_left

@@ -10,10 +10,10 @@ If the drift exceeds the user's threshold in several measured iterations one aft
 planned again with corrected latencies. The latency of each operator is multiplied by a factor: the average latency of the
 operator's segment, divided by the predicted one.
 
-The paper measures every operator. Here an operator runs inside an executable, so the latency of a segment is measured, and all
-operators of a segment are corrected by the same factor. The paper updates the plan whenever the threshold is exceeded. Here the
-new plan must also be predicted to be faster than the old one, because its segments must be compiled. Otherwise the old plan keeps
-its segments and copies, and only its predicted times change.
+The paper measures every operator. Here operators run inside a *segment*, a stretch of operators that is compiled as one
+executable. So the latency of a segment is measured, and all operators of the segment are corrected by the same factor. The paper
+updates the plan whenever the threshold is exceeded. Here the new plan must also be predicted to be faster than the old one,
+because its segments must be compiled. Otherwise the old plan keeps its segments and copies, and only its predicted times change.
 
 Latencies are in microseconds.
 """

@@ -4,12 +4,12 @@
     for event in run.events(): ...
     state = run.result("cnn")
 
-This package needs the extra `ray`, which is imported when a function is first called. Its modules are:
+This package needs Ray (the extra `ray`), and imports Ray when a function is first called. The modules are:
 
     client         `submit`, `attach`, and the `ClusterRun` that they return
-    coordinator    the actor that knows all devices and jobs; its file says who tells whom what
-    scheduler      decides what happens to the jobs                                            pure
-    placement      decides to which device a job goes                                          pure
+    coordinator    the actor that knows all devices and jobs; `coordinator.py` lists all messages
+    scheduler      decides what happens to the jobs, as a pure state machine
+    placement      decides to which device a job goes, by pure functions
     device_actor   the actor that holds a device, or a group of them, with a `Runtime` in it (`device_jobs`)
     shared/        where the checkpoints of jobs are, and how another device takes over a job
 """

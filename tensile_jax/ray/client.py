@@ -1,7 +1,7 @@
 """Lets a program or a terminal submit jobs to a cluster (`submit`), and follow and steer jobs that are there (`attach`).
 
-Everything goes through the coordinator, a named actor of the cluster. Each call has a time limit, so that no caller
-waits for ever for a cluster that has died.
+Everything goes through the coordinator, a named actor of the cluster. Each call has a time limit, so no caller waits forever for
+a cluster that has died.
 """
 
 import hashlib

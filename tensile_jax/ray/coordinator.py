@@ -1,9 +1,10 @@
 """Defines `Coordinator`, the Ray actor that knows all devices and jobs of a cluster, and carries out what the scheduler decides.
 
 A "device" is what one `DeviceActor` holds: one device of a node, or a group of its devices, for jobs that are divided among
-devices. The groups are made when jobs are submitted to devices that run no job. They stay as they are until all jobs have ended.
+devices. The coordinator makes the groups when jobs are submitted to devices that run no job. The groups stay as they are until
+all jobs have ended.
 
-Who tells whom what:
+These messages are sent:
 
     submitter   -> coordinator    submit: jobs, budget, shared place             one submission at a time
     coordinator -> device         open: read a file in the shared place          one `DeviceActor` for each device or group
@@ -14,13 +15,15 @@ Who tells whom what:
     terminal    -> coordinator    status; wish: pause, resume, cancel            passed on to the job's device
     submitter   -> coordinator    follow, again and again                        answered by events, in their order
 
-The jobs' states are not sent: they are in checkpoints in the shared place (`shared/`). `scheduler.py` makes all decisions. The
-coordinator turns each message into an event for the scheduler, one at a time, and carries out the instructions that the scheduler
-returns. All of this happens in the actor's event loop, so there is no lock.
+The lease is the time for which a device's actor may live without a poll. The jobs' states are not sent: they are in checkpoints
+in the shared place (`shared/`). `scheduler.py` makes all decisions. The coordinator turns each message into an event for the
+scheduler, one at a time, and carries out the instructions that the scheduler returns. All of this happens in the actor's event
+loop, so there is no lock.
 
-There is one coordinator in a cluster. It is a detached actor on the head node, which outlives the submitter. It looks for nodes
-every few seconds: it uses a node that joins later, and replaces an actor that died if the actor's node still lives. When the last
-job has ended, the actors of the devices end. The coordinator stays, so that `tensile status` can tell how the jobs have ended.
+There is one coordinator in a cluster. The coordinator is a detached actor on the head node, so it outlives the submitter. It
+looks for nodes every few seconds. It uses a node that joins later. If a device's actor died but the node still lives, the
+coordinator replaces the actor. When the last job has ended, the actors of the devices end. The coordinator stays, so that
+`tensile status` can tell how the jobs have ended.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Here, a "device" is what one Ray actor holds: one device of a node, or a group of its devices. A job that is divided among the
 devices of a group needs the same memory on each of them. So all sizes are those of one device.
 
-A job may go to a device if the runtime's own rule admits the job beside those on the device (`plan/multi_job/admission.py`). Of
+A job may go to a device if the `Runtime` there would admit the job beside those on the device (`plan/multi_job/admission.py`). Of
 these devices, the job goes to the one on which the predicted time of one of its iterations is shortest. On that device the
 predicted slowdown is smallest, too:
 
@@ -17,8 +17,8 @@ predicted slowdown is smallest, too:
 If several devices are equal in this, the job goes to the one with the fewest jobs, then to the smallest group, then to the first.
 
 *The limit* is the memory for which a job is planned. The job's plan depends on the limit, and if another plan cuts the step
-elsewhere, XLA rounds the results differently. A job shall have the same results wherever it runs. So its limit must depend
-neither on the jobs that happen to be on a device nor on time. It is chosen once, when the job is submitted. `neighbours` is the
+elsewhere, XLA rounds the results differently. A job must have the same results wherever it runs. So its limit must not depend on
+the jobs that happen to be on a device, or on time. The limit is chosen once, when the job is submitted. `neighbours` is the
 number of jobs that each device would have if all jobs were spread evenly, this job included. The limit leaves room for the states
 of the other neighbours, as if each were as large as this job's state.
 

@@ -10,12 +10,12 @@ they were submitted. While a job fits on no device, at most `MOST_OVERTAKINGS` l
 decides on which device a job is *placed*.
 
 A "device" is one device or a group of them. A job that needs several devices goes only to a group with at least as many. While
-there is no such group, the job waits for one, and does not hold up the jobs behind it.
+there is no such group, the job waits, without delaying the jobs behind it.
 
 This module uses no Ray, JAX, clock or thread. Whatever the order of the events, the following holds:
 
     - A job ends exactly once, and is on at most one device.
-    - Each start of a job has a higher attempt number than the ones before. News of an earlier attempt change nothing.
+    - Each start of a job has a higher attempt number than the ones before. News of an earlier attempt changes nothing.
     - A job fails when its device has died `MOST_DEATHS` times without a new checkpoint in between, since the job may be what
       kills the devices.
     - The instruction `Release`, which ends the devices' actors, comes exactly when the last job has ended.

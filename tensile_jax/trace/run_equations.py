@@ -1,6 +1,6 @@
-"""Runs equations of a flat program on values, which may be JAX's tracers.
+"""Runs equations of a flat program (one list) on values, which may be JAX's tracers.
 
-Neighbouring equations of one opened `shard_map` run together in one `shard_map` (`reading/shard_maps.py`).
+Neighbouring equations of one `shard_map` of the user run together in one `shard_map` again (`reading/shard_maps.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Traces a user's step, without running it, into a flat program and the graph of that program.
+"""Traces a user's step, without running it, into a flat program (one list of equations, without calls) and that program's graph.
 
 `jax.jit` itself traces the step, so static and donated arguments mean what they mean for `jax.jit`. This module adds three
 things: it refuses mutable references from outside, finds the state, and names every argument and result by its place in the

@@ -1,6 +1,6 @@
-"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: show or change a run from another terminal. They need no JAX.
+"""`tensile status`, `pause`, `resume`, `cancel`, `budget`: show or change a run from another terminal, without JAX.
 
-All these commands but `budget` also work for the jobs of a Ray cluster: give `--ray ADDRESS` instead of the run's folder.
+Except for `budget`, these commands also work for the jobs of a Ray cluster: give `--ray ADDRESS` instead of the run's folder.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """`tensile demo`: trains three models at once in half of the memory that they take with plain `jax.jit`.
 
 Plain `jax.jit` trains the same models first, one after another. The demo compares the memory, times, losses and accuracy of both.
-It fails if the shared run exceeded the budget, or trained the models less well than plain `jax.jit` (`failed_checks`).
+The demo fails if the shared run exceeded the budget, or trained the models less well than plain `jax.jit` (`failed_checks`).
 """
 
 import math

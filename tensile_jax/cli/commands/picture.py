@@ -1,4 +1,4 @@
-"""`tensile picture`: draws the device memory of a past run over time, from the record in the run's folder. Needs no JAX."""
+"""`tensile picture`: draws the device memory of a past run over time, from the record in the run's folder, without JAX."""
 
 from importlib.util import find_spec
 from pathlib import Path

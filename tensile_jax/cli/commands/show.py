@@ -1,17 +1,18 @@
-"""`tensile show`: prints what a saved plan swaps, recomputes and releases, when, and why. Needs no JAX.
+"""`tensile show`: prints what a saved plan swaps, recomputes and releases, when, and why, without JAX.
 
-Without an option the command prints the whole plan: its memory curve, and tables of segments, swaps, recomputed scopes and the
-largest tensors. `--segment` prints one segment. `--tensor` prints all events of the tensors whose name contains a given text. The
-iterations of some loops run under a plan of their own. `--loop` prints such a plan, and the other options apply to it.
+A plan cuts a step into *segments*, stretches of operators that are each compiled as one executable. Without an option the command
+prints the whole plan: its memory curve, and tables of segments, swaps, recomputed scopes and the largest tensors. `--segment`
+prints one segment. `--tensor` prints all events of the tensors whose name contains a given text. The iterations of some loops run
+under a plan of their own. `--loop` prints such a plan, and the other options apply to it.
 
 The memory curve has one bar for each segment:
 
     segment 4    |############::::   !    |   512 MiB  <- peak
                   resident    workspace  budget
 
-`#` stands for the tensors on the device while the segment runs, `:` for the segment's workspace, and `!` marks the budget. If the
-terminal can show more than ASCII, the bars are solid. The scale ends at the largest of three values: the peak, the budget and
-plain jit's peak.
+`#` stands for the tensors on the device while the segment runs, `:` for the segment's workspace (the memory that it needs beside
+its inputs and results), and `!` marks the budget. If the terminal can show more than ASCII, the bars are solid. The scale ends at
+the largest of three values: the peak, the budget and plain jit's peak.
 """
 
 import re

@@ -7,9 +7,9 @@ Dots are measured bytes. One line is the budget, and another the sum of the jobs
 for each job that computed, and one for each direction of the link between host and device. A lane is darker where it was busy for
 more of the time.
 
-A *level* (`runtime_records.Level`) is one entry of the ledger; it is valid until the next entry. A long run has more levels than
-the picture has columns of pixels. Then each column keeps its highest level, so that no peak is lost (`reduce_levels`). It also
-keeps its last level if the next column has no level.
+A *level* (`runtime_records.Level`) is one entry of the ledger; the entry is valid until the next one. A long run has more levels
+than the picture has columns of pixels. Then each column keeps its highest level, so that no peak is lost (`reduce_levels`). It
+also keeps its last level if the next column has no level.
 
 The colours are the seven of Okabe and Ito, which colour-blind people can tell apart. If there are more than seven jobs, the
 smallest jobs share gray.

@@ -1,6 +1,6 @@
 # matplotlib's own types leave much unknown.
 # pyright: reportUnknownMemberType=false
-"""Draws how a step's time grows with the memory that is saved: policy `auto` as a curve, every other policy as a point.
+"""Draws how a step's time grows with the memory that is saved: the default policy `auto` as a curve, others as points.
 
 MSR and EOR are the TENSILE paper's measures of saved memory and of extra time (`plan/comparison.py`).
 """

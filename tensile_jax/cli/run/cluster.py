@@ -1,8 +1,8 @@
 """Submits the jobs of a jobs file to a Ray cluster, and follows them until they have ended.
 
-For a cluster, the table `[device]` of the jobs file describes each device. A `budget` in per cent is a share of the device's
-memory, and not of the jobs' peaks. Some keys of a job are refused: with them, the job's results would depend on the jobs that
-share its device. Then the job could not continue on another device with the same bits.
+For a cluster, the table `[device]` of the jobs file describes each device. There a `budget` in per cent is a share of the
+device's memory, and not of the jobs' peaks. Some keys of a job are refused, because with them the job's results would depend on
+the jobs that share its device. Then the job could not continue on another device with bit-identical results.
 """
 
 from dataclasses import replace

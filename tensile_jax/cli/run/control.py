@@ -6,10 +6,10 @@
 The run is the server (`serving`). One thread accepts connections, and each connection has a thread of its own. So a client that
 sends nothing delays no other client, and the server closes its connection after some seconds. For each request, the server calls
 a method of a `Controllable`; several threads may do so at once. A `ValueError` of such a method is the client's mistake, and so
-is a line that is no valid request. The server sends the error's message back to the client. Only the owner of the run may
-connect.
+is a line that is not a valid request. In both cases the server sends the error's message back to the client. Only the owner of
+the run may connect.
 
-The commands of the second terminal are clients. They use `ask`, which needs no JAX.
+The commands of the second terminal are clients. The clients use `ask`, which needs no JAX.
 
 The path of a Unix socket may have only about 100 bytes, and the path of a run folder may be longer. A socket in such a folder is
 reached through a short symbolic link to the folder. The link is removed as soon as the socket is bound or connected.

@@ -11,10 +11,10 @@
     record.json             the Record of memory and copies, from which `tensile picture` draws
     trace.json              the same Record in the format of Perfetto and chrome://tracing
 
-`RunFolder` writes the folder. The functions below that class read it after the run, or after the run was killed. Each line is
-written in one call, so that a kill -9 cuts off at most the last line. If a file cannot be written (the disk is full, the folder
-is gone), the training must go on: nothing is raised, and `RunFolder.troubles` counts the failure. Only `config.json` is
-different: it is written before anything runs, and a failure is raised. A number that is not finite is written as null.
+`RunFolder` writes the folder. The functions below that class read the folder after the run, or after the run was killed. Each
+line is written in one call, so that a kill -9 cuts off at most the last line. If a file cannot be written (the disk is full, the
+folder is gone), the training must go on: nothing is raised, and `RunFolder.troubles` counts the failure. Only `config.json` is
+different: the file is written before anything runs, and a failure is raised. A number that is not finite is written as null.
 """
 
 import os

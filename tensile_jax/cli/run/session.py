@@ -1,7 +1,8 @@
 """Runs the jobs of a jobs file on a `Runtime`, from reading the budget to reporting the outcome (`tensile run JOBS.toml`).
 
 `begin_jobs` makes a new run folder. `resume_jobs` (`--resume RUN`) continues in the folder of an earlier run. `JobsRun` submits
-each job to the runtime when it is due, and writes what happens into the run folder. Three threads do this:
+each job to the runtime when the job is due, and writes events, plans and results into the run folder. Three threads share this
+work:
 
     caller     calls `JobsRun.run`, which takes the messages of an inbox (a queue) one by one: events, jobs that could not be
                made, and the request to stop

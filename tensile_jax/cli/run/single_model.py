@@ -1,8 +1,8 @@
 """Trains one model by itself: with `tensile.jit` for `tensile run MODEL`, and with plain `jax.jit` for `tensile demo`.
 
-Several jobs run on a `Runtime`. One model does not, because `tensile run MODEL` offers what a runtime does not have: a state that
-stays on the device, a saved plan to start from, a run without a budget, the times of tracing and planning, and the time of each
-single step.
+Several jobs run on a `Runtime`. One model alone does not run on a `Runtime`, because `tensile run MODEL` offers what a runtime
+does not have: a state that stays on the device, a saved plan to start from, a run without a budget, the times of tracing and
+planning, and the time of each single step.
 """
 
 import gc

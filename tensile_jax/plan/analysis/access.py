@@ -9,8 +9,8 @@ operators run. An access lasts as long as its operator. This module and the poli
     TAT(t)   the accesses of tensor t, sorted by time: one TGA, then its TUAs
 
 "We regard the placeholder as a TGA": an imaginary operator with the number -1 generates, at time 0, all tensors that are in
-memory when the iteration begins. An operator here is whatever is executed as one piece: a segment of a cut graph, or a single
-equation.
+memory when the iteration begins. An operator here is whatever is executed as one piece: a *segment* (a stretch of operators that
+is compiled as one executable), or a single equation.
 
 An *updated parameter* is "logically a new tensor, but [it] uses the memory address of the old parameter" (section IV-B).
 `updates` maps each updated parameter to the old one. The memory of the old one is in use until the update begins.

@@ -2,7 +2,8 @@
 
     corrected latency = predicted latency * factor
 
-A factor is the ratio of a measured time to a predicted time. `plan/update.py` computes factors from the latencies of segments.
+A factor is the ratio of a measured time to a predicted time. `plan/update.py` computes factors from the latencies of segments
+(each is one executable).
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
 """Predicts which tensors XLA fuses away inside an executable, and which ones it writes to device memory.
 
-XLA fuses light operators into their consumers, so most tensors that light operators make never exist in memory. A tensor is
-*materialised* (written to memory) inside an executable in these cases:
+XLA runs a *heavy* operator, such as a matrix product, as a kernel of its own. XLA fuses all other operators, the *light* ones,
+into their consumers. So most tensors that light operators make never exist in memory. A tensor is *materialised* (written to
+memory) inside an executable in these cases:
 
     - it is an input, or a heavy operator makes it or reads it
     - a reduction reads it, unless the backend computes operands of reductions on the fly; such a backend also computes on the fly

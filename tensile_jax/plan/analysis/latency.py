@@ -9,8 +9,8 @@
                           memory that the step itself makes, in the slower direction
     own_latencies       what the latency model of the device predicts for heavy operators, and the roofline for all others
 
-In an executable, XLA fuses light operators and reductions into the operators that use them. They then cost only the memory
-traffic that they add:
+XLA runs *heavy* operators as kernels of their own. In an executable, XLA fuses *light* operators and reductions into the
+operators that use them. The fused operators then cost only the memory traffic that they add:
 
     fused_latencies     An operator within its executable. A light operator takes the time of the bytes that pass through device
                         memory because of it. These are twice the bytes that it writes for heavy operators (written, then read),
@@ -25,7 +25,7 @@ traffic that they add:
 
 Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines light operators into
 kernels, so MLPs for single light operators would precisely predict times that do not occur. So MLPs predict heavy operators only
-(`latency_model.py`), on a device that was calibrated. Operators are heavy or light (`ir.py`). Latencies are in microseconds.
+(`latency_model.py`), on a device that was calibrated. Latencies are in microseconds.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Predicts the latency of heavy operators by small neural networks (TENSILE section IV-A).
+"""Predicts the latency of heavy operators (XLA runs each as a kernel of its own) by small neural networks (TENSILE section IV-A).
 
 For each primitive there is an MLP of four layers, fitted to operators that were measured on the device
 (`exec/calibration/fit.py`). Its inputs describe an operator (`trace/cost/features.py`) and the load of the device; its output is

@@ -16,7 +16,7 @@ count as one tensor ("the new parameter uses the memory address of the old param
 
 On a GPU, one kind of state is not updated in place: the weights of convolutions, and the optimizer's state for them. XLA computes
 their updates in a kernel that also transposes the gradient, and such a kernel cannot write where it reads. If this state is
-donated all the same, XLA writes the updates elsewhere and then copies them, which takes more kernels and traffic. So plans do not
+donated anyway, XLA writes the updates elsewhere and then copies them, which takes more kernels and traffic. So plans do not
 donate this state (docs/results.md, "What XLA cannot update in place").
 """
 

@@ -14,8 +14,9 @@ after the turn. An edge that is cut costs its capacity:
     t      -> sink     infinite     t is used after the turn
 
 `price` is a parameter: how many more bytes may be kept to move one byte less. Different prices give all choices from "keep
-everything" to "keep as little as possible". Operators are heavy or light (`ir.py`). A *join* is a light operator that adds large
-tensors, such as a residual sum. Joins are numbered along each chain of joins.
+everything" to "keep as little as possible". XLA runs *heavy* operators as kernels of their own, and fuses *light* ones into their
+consumers. A *join* is a light operator that adds large tensors, such as a residual sum. Joins are numbered along each chain of
+joins.
 
     keep(t) = nbytes(t)                                 t lies in device memory anyway
             = nbytes(t) * (1 + price)                   t is fused into its readers, and would have to be written
@@ -33,10 +34,10 @@ tensors, such as a residual sum. Joins are numbered along each chain of joins.
     nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`
     reread(o), again(o), number in a chain: `fusion.py`
 
-A join in a chain costs much, because every segment that needs the sum would compute the chain of terms again, back to the last
-sum that is kept. If all joins of a chain were dropped, the chains of terms would grow with every block of the network. Therefore
-every other join of a chain costs something at any price. If only every other join is dropped, a segment computes at most one
-block more.
+A join in a chain costs much, because every *segment* (a stretch of operators that is compiled as one executable) that needs the
+sum would compute the chain of terms again, back to the last sum that is kept. If all joins of a chain were dropped, the chains of
+terms would grow with every block of the network. Therefore every other join of a chain costs something at any price. If only
+every other join is dropped, a segment computes at most one block more.
 
 The factor s makes small results cost a little more, so that of equal operators those with large results run again.
 

@@ -1,8 +1,8 @@
 """Chooses the order in which operators run: each update as soon as its gradient exists, large gradients of small operands last.
 
 JAX emits the whole optimizer after the whole backward pass, so that every gradient stays in memory until then. But the update of
-a parameter depends only on that parameter's gradient (and sometimes on a global norm). Three rules move operators. Operators that
-no rule moves keep their order:
+a parameter depends only on that parameter's gradient (and sometimes on a global norm). XLA runs *heavy* operators as kernels of
+their own, and fuses *light* ones into their consumers. Three rules move operators. Operators that no rule moves keep their order:
 
     tail       An operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the last heavy
                result that it depends on. Each gradient is then used as soon as it is computed.

@@ -1,10 +1,10 @@
 """Computes how long each tensor stays stored if some tensors are dropped, and what each segment must then compute again.
 
-Time is counted in places, the positions of operators in their order of execution; boundary b lies before the operator at place b.
-A *dropped* tensor is stored only up to a given place. A segment that begins later and needs the tensor computes it again: the
-segment runs again the operator that makes the tensor. The inputs of this operator are stored, or are computed again in turn.
-The operators that run again for a tensor are the *chain* of the tensor. The tensors from which a chain starts must be kept as
-long as the chain may be needed:
+A *segment* is a stretch of operators that is compiled as one executable. Time is counted in places, the positions of operators in
+their order of execution; boundary b lies before the operator at place b. A *dropped* tensor is stored only up to a given place. A
+segment that begins later and needs the tensor computes it again: the segment runs again the operator that makes the tensor. The
+inputs of this operator are stored, or are computed again in turn. The operators that run again for a tensor are the *chain* of
+the tensor. The tensors from which a chain starts must be kept as long as the chain may be needed:
 
     far(d)   = places after end(d) that read the dropped tensor d, themselves or through operators that run again
     uses(t)  = places of the operators that read t

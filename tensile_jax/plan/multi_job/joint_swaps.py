@@ -1,7 +1,7 @@
 """Chooses the swaps of several jobs together, for the jobs whose policy is `tensile` (TENSILE, Algorithms 2 and 3).
 
-The jobs share one link, on one time axis that begins when an iteration of each begins. The paper's greedy algorithm goes on until
-it finds no more swaps:
+All jobs share one link between device and host, and one time axis. One iteration of each job begins at time zero. The paper's
+greedy algorithm goes on until it finds no more swaps:
 
     MP_j      the peak of job j with the swaps that were chosen so far; MP = sum over all jobs of MP_j
     MPT       the tensors that are on the device at these peaks. The largest tensor that can be swapped is chosen, whatever job it

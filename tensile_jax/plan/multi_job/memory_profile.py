@@ -1,7 +1,7 @@
 """Defines the memory profile of a job: how many bytes each move of its iteration needs, and how many it leaves on the device.
 
-A job's iteration is a chain of *moves*. Position i of the chain lies before move i. The runtime issues several moves together, as
-a *run*: the run `[begin, end)` leads from position `begin` to position `end`.
+A job's iteration is a chain of *moves*, such as launches and waits for copies. Position i of the chain lies before move i. The
+runtime issues several moves together, as a *run*: the run `[begin, end)` leads from position `begin` to position `end`.
 
     move i      uses needs[i] bytes until it is over; then the job holds holds[i + 1] bytes
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken

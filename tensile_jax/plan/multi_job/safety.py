@@ -1,12 +1,12 @@
 """Decides whether all running iterations can still be finished under a budget, as the banker's algorithm decides which states are
 safe.
 
-Several jobs share a device, and each job's iteration is a chain of moves (`memory_profile.py`). A state of the jobs is *safe* if
-some order of all remaining moves, one at a time, never needs more than the budget. The paper adds up the jobs' peaks (TENSILE
-section III-B, "MP = sum of MP_j"), and Dijkstra's banker's algorithm knows only each job's peak. Here the peak of one job may
-come while another job holds little, so more states are safe. Safety is decided exactly, by the exchange argument of Abdel-Wahab
-and Kameda (1978). The *least position* of a chain is the one, among the positions it still has to pass, where it holds the fewest
-bytes. There are two passes:
+Several jobs share a device, and each job's iteration is a chain of *moves*, such as launches and waits for copies
+(`memory_profile.py`). A state of the jobs is *safe* if some order of all remaining moves, one at a time, never needs more than
+the budget. The paper adds up the jobs' peaks (TENSILE section III-B, "MP = sum of MP_j"), and Dijkstra's banker's algorithm knows
+only each job's peak. Here the peak of one job may come while another job holds little, so more states are safe. Safety is decided
+exactly, by the exchange argument of Abdel-Wahab and Kameda (1978). The *least position* of a chain is the position, among those
+that the chain still has to pass, where its job holds the fewest bytes. There are two passes:
 
     forward     If a chain can advance, under the budget, to a position where it holds no more than now, it does: no other chain
                 is worse off. This is repeated until every chain has reached its least position. If a chain cannot get there, the
@@ -15,8 +15,8 @@ bytes. There are two passes:
 
 Every order of moves can be rearranged so that at some moment all chains are at their least positions. A state is therefore safe
 exactly if both passes succeed. A job that can be parked (moved to the host between iterations) holds only `parked_bytes` once its
-iteration has ended, and never less than that during the iteration. It therefore holds least at the end, and the backward pass has
-nothing to do for it.
+iteration has ended, and never less than that during the iteration. Such a job therefore holds least at the end, and the backward
+pass has nothing to do for it.
 
 Sizes in bytes.
 """

@@ -3,7 +3,7 @@
 A *block* is a part of the forward pass. The step keeps what crosses from one block to another. A tensor that is made inside a
 block and that no other block reads is not stored after the block's forward pass. The backward pass computes such a tensor again.
 This is `jax.checkpoint` with its default policy (`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear
-Memory Cost" (2016). Users try it first when memory is short. The TENSILE paper does not compare with it.
+Memory Cost" (2016). Users try `jax.checkpoint` first when memory is short. The TENSILE paper does not compare with it.
 
     inside(b)  = tensors that operators of block b make, which no forward operator outside of b reads and the step does not return
     dropped[t] = the last place in b that reads t, or where t is made      for t in inside(b)
@@ -15,15 +15,16 @@ path of scopes, and a name with a `'` belongs to the backward pass. The module u
        `ResNet/Block_15`). The least deeply nested ones count. What is outside of these blocks is kept as policy `none` keeps it.
     2. If there is one outermost scope, each of its children (`VGG/Conv_0`, `VGG/Dense_0`) begins a block. If there are several
        outermost scopes, each of them begins a block. What the parent scope does between two children belongs to the first one.
-    3. If names give no structure, the n heavy operators of the forward pass are cut into about sqrt(n) blocks.
+    3. If names give no structure, the forward pass is cut into about sqrt(n) blocks, by its n heavy operators (matrix
+       products and others that XLA does not fuse).
 
 If no name has a `'`, the forward pass is what runs before the place at which most is stored. A scope that is entered again later
 is another block. Light operators that depend on nothing but the step's inputs begin no block, because `operator_order.py` has
 moved them to where they are first read.
 
 Difference from `jax.checkpoint`: `jax.checkpoint` computes a block again once, as a whole, and holds all of it until the block's
-backward pass is over. Here each segment computes again only what the segment needs. So less is held at once, but a tensor that
-two segments need is computed twice.
+backward pass is over. Here a *segment*, a stretch of operators that is compiled as one executable, computes again only what the
+segment needs. So less is held at once, but a tensor that two segments need is computed twice.
 """
 
 import math

@@ -6,9 +6,10 @@ link makes these copies one after another, in the order in which they were issue
 
     end(t) = max(end of the copy before, end of the last need of t) + nbytes(t) / rate
 
-So a copy may end later than the algorithm thought. If the tensor's absence from the device began at the time that the algorithm
-thought of, a segment would wait for the copy. Here the absence begins when the copy does end. If nothing of the absence remains,
-it is left out. The tensor's next absence is then its first one, and the first absence of a tensor makes the copy to the host.
+So a copy may end later than the algorithm planned. If the tensor's absence from the device began at the planned time, a segment
+(a stretch of operators that is compiled as one executable) would wait for the copy. Here the absence begins when the copy does
+end. If nothing of the absence remains, the absence is left out. The tensor's next absence is then its first one, and the first
+absence of a tensor makes the copy to the host.
 
 A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave out
 what segments compute again, so in the plan a copy never ends at a later place than the one found here.

@@ -1,8 +1,9 @@
 """Finds the boundaries at which a policy's copies begin and end, so that no segment waits for a copy that the policy hides.
 
-A copy can be issued, and waited for, between two segments only. Suppose a policy hides a copy behind some operators. If these
-operators lie in the middle of a segment, a segment waits for the copy after all. Each absence of a tensor therefore asks for
-boundaries. (A *place* is the position of an operator in the order of execution; boundary b lies before the operator at place b.)
+A *segment* is a stretch of operators that is compiled as one executable. So a copy can be issued, and waited for, only between
+two segments. Suppose a policy hides a copy behind some operators. If these operators lie in the middle of a segment, a segment
+waits for the copy after all. Each absence of a tensor therefore asks for boundaries. (A *place* is the position of an operator in
+the order of execution; boundary b lies before the operator at place b.)
 
     issued    after the last operator that needs the tensor before it leaves: the copy to the host is issued here
     back      before the operator during which the copy to the device begins: the copy to the device is issued here

@@ -2,7 +2,7 @@
 
 A policy first decides without this limit, so that ample host memory changes nothing. If the plan exceeds the limit, the policy
 decides again, this time with the limit. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other
-policies decide which tensors to swap, and when. Of these, the host keeps as many as it can hold, the largest first.
+policies decide which tensors to swap, and when. Of these tensors, the host keeps as many as it can hold, the largest first.
 
 Before a plan is built, its host memory is only estimated. The estimate does not count everything that needs a swapped tensor
 (`search/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for a lower limit.

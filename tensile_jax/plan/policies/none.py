@@ -1,8 +1,10 @@
-"""Policy `none`: swaps nothing, and recomputes only what XLA fuses anyway. This is "vanilla" in the paper: no schedule at all.
+"""Policy `none`: swaps nothing, and recomputes only what XLA fuses anyway. This is "vanilla" in the TENSILE paper: no schedule at
+all.
 
-The step is nevertheless cut into segments. Two amounts of memory bound the segments: 95 % of the peak of the step as one
-executable, and 4 % more than the least peak of any cut. The segments may use the larger of the two, but never more than the
-limit. The other policies start from the tensors that this policy keeps.
+The step is nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. Two amounts of
+memory bound the segments: 95 % of the peak of the step as one executable, and 4 % more than the least peak of any cut. The
+segments may use the larger of the two, but never more than the limit. The other policies start from the tensors that this policy
+keeps.
 """
 
 from tensile_jax.plan.policies.segments import Decision, cut_of, least_cut

@@ -1,4 +1,4 @@
-"""Lists the policies by name. Also finds the choice of a policy with the least peak.
+"""Lists the policies (ways to plan) by name, and finds what a policy chooses for the least peak.
 
 This is the only list. A new policy is added here, to `PolicyName` and `POLICIES`, and nowhere else.
 """

@@ -1,4 +1,4 @@
-"""Cuts a step into segments for the policies taken from papers.
+"""Cuts a step into *segments*, stretches of operators that are each compiled as one executable, for the policies from papers.
 
 The policy `auto` searches for its own segments (`search/search.py`). The other policies do not know segments. They decide which
 tensors to drop and which to swap, and before or after which operator. This module then finds the cheapest boundaries that keep

@@ -1,6 +1,7 @@
 """Builds a plan from a layout: its segments and events, their sizes, and their times.
 
-The plan of an iteration goes through its segments in order:
+A *segment* is a stretch of operators that is compiled as one executable. The plan of an iteration goes through its segments in
+order:
 
     boundary    A swap-out is issued at the first boundary after the last need of the tensor before its absence. A swap-in is
                 issued at the boundary where the tensor's next residency begins (`layout.py`). The plan waits for copies that must
@@ -10,9 +11,10 @@ The plan of an iteration goes through its segments in order:
 
     device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace
 
-The `device_bytes` of the first segment are at least what is on the device when the iteration begins, because state may leave
-between that time and the segment. The `device_bytes` of the last segment are at least what is on the device when the iteration
-ends, because copies may have brought results back.
+The workspace is the memory that a segment needs beside its inputs and results. The `device_bytes` of the first segment are at
+least what is on the device when the iteration begins, because state may leave between that time and the segment. The
+`device_bytes` of the last segment are at least what is on the device when the iteration ends, because copies may have brought
+results back.
 
 `simulate.py` computes when segments and events happen.
 

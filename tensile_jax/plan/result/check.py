@@ -1,7 +1,8 @@
 """Checks a plan by replaying it, independently of how it was made, and refuses the plan if anything is wrong.
 
-The replay knows only the graph and the plan. It goes through the segments in the order of their launches, and keeps two sets of
-tensors: those on the device and those on the host. It checks that
+A *segment* is a stretch of operators that is usually compiled as one executable. The replay knows only the graph and the plan. It
+goes through the segments in the order of their launches, and keeps two sets of tensors: those on the device and those on the
+host. It checks that
 
     - a segment's inputs are on the device, and its operators can run from these inputs in the given order
     - every operator of the step runs, and what runs twice is listed as recomputed

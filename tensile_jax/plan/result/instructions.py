@@ -7,10 +7,10 @@
     Launch          run a segment, which also computes again what the plan says
     Free            free arguments that were donated to the step
 
-Boundary j lies before segment j. Boundary k comes after all k segments, at the end of the iteration. At each boundary, the
-instructions come in the order of this table. A copy that segment i triggers starts at boundary i + 1, and finishes at the
-boundary that its event names as `until`. If no segment of the iteration reads a tensor that is copied to the device, the
-iteration does not wait for the copy, and there is no FinishSwapIn.
+A *segment* is a stretch of operators that is compiled as one executable. Boundary j lies before segment j. Boundary k comes after
+all k segments, at the end of the iteration. At each boundary, the instructions come in the order of this table. A copy that
+segment i triggers starts at boundary i + 1, and finishes at the boundary that its event names as `until`. If no segment of the
+iteration reads a tensor that is copied to the device, the iteration does not wait for the copy, and there is no FinishSwapIn.
 
 Other modules compute from these instructions what a plan does: resident bytes and host bytes (`memory_curve.py`), times
 (`simulate.py`), programs (`joined.py`), the executor's instructions (`exec/running/instructions.py`) and the memory profile of

@@ -1,9 +1,10 @@
 """Joins the segments of a plan into as few executables as its copies allow: what `launch="program"` launches.
 
-The host can begin copies and wait for them only between two launches. So if a copy begins or is waited for at a boundary, the
-boundary must lie between two launches. All segments between two such boundaries become one *program*
-(`exec/compiling/program_code.py`). If a program makes a tensor itself, and the tensor is copied out and back within the program,
-these copies are part of the program. A plan that copies nothing else is one program.
+A *segment* is a stretch of operators that would otherwise be one executable. The host can begin copies and wait for them only
+between two launches. So if a copy begins or is waited for at a boundary, the boundary must lie between two launches. All segments
+between two such boundaries become one *program* (`exec/compiling/program_code.py`). If a program makes a tensor itself, and the
+tensor is copied out and back within the program, these copies are part of the program. A plan that copies nothing else is one
+program.
 
 The joined plan has one segment for each program, and the copies between programs. The executor carries it out, and the peak and
 the time of the step are those of the joined plan. The memory of a program is what XLA reports for its executable.

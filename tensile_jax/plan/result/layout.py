@@ -1,7 +1,8 @@
 """Defines what a plan is built from: where a step is cut into segments, and at which boundaries each tensor is on the device.
 
-The boundaries divide the operators into segments 0 .. k - 1. Boundary j lies before segment j, and boundary k at the end of the
-iteration. A *residency* says that a tensor is on the device at the boundaries `first` to `last`, and how it came there:
+The boundaries divide the operators into segments 0 .. k - 1, each of which is compiled as one executable. Boundary j lies before
+segment j, and boundary k at the end of the iteration. A *residency* says that a tensor is on the device at the boundaries `first`
+to `last`, and how it came there:
 
     BEGINS    it is on the device when the iteration begins, and `first` is 0
     MADE      it is a result of segment first - 1, which makes it or computes it again

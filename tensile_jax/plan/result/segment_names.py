@@ -1,6 +1,7 @@
 """Gives the segments of a plan names that a person recognises: `forward`, `backward ResNet/Block_12..15`, `optimizer`.
 
-An operator belongs to one of three parts of a train step:
+A *segment* is a stretch of operators that is compiled as one executable. An operator belongs to one of three parts of a train
+step:
 
     backward    differentiation added it: its scope ends in an apostrophe (`Block_3'`), which `trace/graph.py` appends
     optimizer   it follows from a gradient, or serves nothing but the new parameters and the new optimizer state

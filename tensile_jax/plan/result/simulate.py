@@ -1,4 +1,4 @@
-"""Predicts when the segments and copies of a plan happen, by simulating one iteration of it.
+"""Predicts when the segments (each is one executable) and copies of a plan happen, by simulating one iteration of the plan.
 
 TENSILE simulates its tensor access sequence in the same way (section IV-B, "a discrete simulation process"). Here the plan's
 instructions (`instructions.py`) take place one after another, in the order in which the executor carries them out. There are

@@ -5,8 +5,8 @@
     FOLDER/tensile-cluster.json    how many jobs shared a device when the jobs were first submitted (`placement.py`)
 
 When a device takes over a job, it first renames the job's folder, from FOLDER/JOB or from the previous device's JOB@ATTEMPT, to
-JOB@ATTEMPT with the new attempt's number (`take_over`). The rename is atomic. The previous device still uses the previous name:
-it finds no folder there, or makes a new one that nobody reads. So a device that is cut off, but alive, can neither add
+JOB@ATTEMPT with the new attempt's number (`take_over`). The rename is atomic. The previous device still uses the previous name.
+There it finds no folder, or makes a new folder that nobody reads. So a device that is cut off, but alive, can neither add
 checkpoints to the job's folder nor remove those of its successor. There are two further safeguards. A device that notices that it
 is cut off ends its own process (`device_actor.py`). And on a shared file system with locks, the folder's lock keeps a second
 writer out.

@@ -5,10 +5,10 @@
     URL/tensile-cluster.json        how many jobs shared a device when the jobs were first submitted (`placement.py`)
 
 An object store (gs://, s3://) cannot rename a folder in one step, and has no locks. So a job saves into a folder of its node.
-When a checkpoint is complete there, it is copied to the URL (`publish`). Its manifest is copied last: a checkpoint without a
-manifest counts as unfinished. Each attempt has a name of its own. A new attempt reads the latest checkpoint of the attempts
-before it, and writes only under its own name. Once the new attempt has two checkpoints, or has ended with one, the checkpoints of
-the earlier attempts are removed.
+When a checkpoint is complete there, it is copied to the URL (`publish`). Its manifest, the list of its files, is copied last: a
+checkpoint without a manifest counts as unfinished. Each attempt has a name of its own. A new attempt reads the latest checkpoint
+of the attempts before it, and writes only under its own name. Once the new attempt has two checkpoints, or has ended with one,
+the checkpoints of the earlier attempts are removed.
 
 Only files that belong to checkpoints are ever removed. When an attempt is removed, so are the files of its damaged checkpoints.
 """

@@ -9,20 +9,21 @@ Each mesh axis is considered alone. A product needs an exchange in three cases:
     - The axis divides a dimension of one operand, but not that dimension of the result. Then the operand is collected first
       (all-gather), as FSDP does with weights.
 
-For n devices along the axis and m bytes on each device after the exchange, a device sends so many bytes:
+For n devices along the axis and m bytes on each device after the exchange, a device sends this many bytes:
 
     all-reduce      2 (n - 1) / n * m
     reduce-scatter      (n - 1)     * m
     all-gather          (n - 1) / n * m
 
-In the body of an opened `shard_map` (`reading/shard_maps.py`), devices exchange only what its collective operations name.
+If the body of a `shard_map` is written out in the program (`reading/shard_maps.py`), its devices exchange only what its
+collective operations name.
 
-A reduction is treated as a product with one operand. So is a look-up in a table whose rows are divided: each device has some of
-the rows, and zeros instead of the others. So are scattered updates, if an axis divides them: each device adds up its own updates.
-Of all other equations, only a sharding constraint that gathers its operand counts. XLA may choose other exchanges, so these
-figures serve to compare plans, and are not a measurement. A gathered operand also lies in device memory while the equation runs
-(`gathered`). A device that computes a part of a sum, or gathers an operand, does more operations than the shapes of its shards
-say (`work` times as many). Sizes are in bytes per device.
+A reduction is treated as a product with one operand. Two other kinds of equations are treated in the same way. In a look-up in a
+table whose rows are divided, each device has some of the rows, and zeros instead of the others. If an axis divides scattered
+updates, each device adds up its own updates. Of all other equations, only a sharding constraint that gathers its operand counts.
+XLA may choose other exchanges, so these figures serve to compare plans, and are not a measurement. A gathered operand also lies
+in device memory while the equation runs (`gathered`). A device that computes a part of a sum, or gathers an operand, does more
+operations than the shapes of its shards say (`work` times as many). Sizes are in bytes per device.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,9 @@
 """Turns a traced step whose arguments are sharded into the step that one device sees.
 
-The graph of such a step has the shapes of one device's shards, so sizes, floating-point operations and traffic are those of one
-device. The planner plans for one device, and all devices run the same plan. `Operator.exchanged` is the number of bytes that the
-devices exchange for an operator (`collectives.py`). Names, roles and connections are those of the step as its user wrote it.
+The graph of such a step has the shapes of one device's shards, so sizes, floating-point operations and memory traffic are those
+of one device. The planner plans for one device, and all devices run the same plan. `Operator.exchanged` is the number of bytes
+that the devices exchange for an operator (`collectives.py`). Names, roles and connections are those of the step as its user wrote
+it.
 """
 
 import hashlib

@@ -2,8 +2,9 @@
 
 A step whose arguments are sharded is one program for all devices. XLA divides the program's values among the devices: its
 *propagation*, Shardy, carries the shardings of the arguments and of the constraints in the step on to all other values. This
-module lowers the flat program as a function that returns every value, and runs the same propagation on it. The shardings that
-come out are used when a segment of the step is compiled. So the segment's executable takes and gives exactly these shards.
+module lowers the flat program as a function that returns every value, and runs the same propagation on it. A *segment* is a
+stretch of operators that is compiled as one executable. Each segment is compiled with the shardings that come out, so the
+segment's executable takes and gives exactly these shards.
 
 Any sharding would give right results. The shardings of the propagation are those of plain `jax.jit`, so no value moves between
 devices that plain `jax.jit` would leave where it is. Loops are an exception, because XLA changes them before its own propagation.

@@ -1,1 +1,1 @@
-"""Decides how each loop and each conditional of a step is treated: kept whole, opened or split."""
+"""Decides how each loop and each conditional of a step is treated: kept whole, written out, or split."""

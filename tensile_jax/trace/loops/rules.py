@@ -1,8 +1,8 @@
 """Decides which loops and conditionals of a step are opened or split, so that the planner sees what is in them.
 
-A scan that stays whole is one operator. What its iterations keep for the backward pass is stacked, and stays on the device from
-the forward loop to the backward loop. If a scan is opened, each iteration is planned and launched by itself, and nothing is
-stacked. A scan with one iteration or none is opened. Any other scan is opened if all of these hold:
+A `lax.scan` that stays whole is one operator. What its iterations keep for the backward pass is stacked, and stays on the device
+from the forward loop to the backward loop. If a scan is *opened*, its iterations replace it: each one is planned and launched by
+itself, and nothing is stacked. A scan with one iteration or none is opened. Any other scan is opened if all of these hold:
 
     - An iteration is worth a launch: it has a heavy operator (one that XLA runs as a kernel of its own), and computes at least a
       million floating-point operations or makes at least 256 KiB.
@@ -14,8 +14,8 @@ Loops over the layers of a network or the parts of a batch are mostly opened. A 
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
 loops that work on mutable references. Some of the scans that stay whole run under a plan of their body (`plannable_loops.py`).
 
-A scan that is not opened can be split into up to 16 shorter scans. It is split if it leaves large stacks, most likely for a
-backward pass. Large means several times what the shorter scans carry from one to the next, all added up. Each shorter scan must
+A scan that is not opened can be *split* into up to 16 shorter scans. The scan is split if it leaves large stacks, most likely for
+a backward pass. Large means several times what the shorter scans carry from one to the next, all added up. Each shorter scan must
 be compiled, so an iteration with more equations gives fewer of them: less than 16 above 1,250 equations, and 8 above 2,500, as in
 a physics engine. The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open
 it. Then the plan can drop what some iterations leave, and run these iterations again, as if each part were inside of

@@ -1,7 +1,8 @@
-"""Finds the treatment of every loop and conditional of a step, before the step is flattened.
+"""Finds the treatment of every loop and conditional of a step, before the step becomes one list of equations.
 
-A *treatment* says whether a loop or a conditional is kept whole, opened or split (`reading/treatment.py`). The treatment of a
-loop depends on what is around it, so this module walks over the nested jaxpr:
+A *treatment* says whether a loop or a conditional is kept whole, opened (replaced by its iterations or branches) or split into
+shorter loops (`reading/treatment.py`). The treatment of a loop depends on what is around it, so this module walks over the nested
+jaxpr:
 
     call, opened loop   the walk goes on inside
     whole, split loop   nothing inside is treated, since the loop stays one operator or becomes several

@@ -1,4 +1,4 @@
-"""Finds which donated inputs a step *takes*: an output reuses their memory. The rule is that of `jax.jit`."""
+"""Finds which donated inputs a step *takes*: those whose memory an output reuses. `jax.jit` has the same rule."""
 
 from collections import Counter
 from collections.abc import Sequence

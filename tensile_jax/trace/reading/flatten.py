@@ -13,11 +13,12 @@ Every other `scan`, `while` and `cond` stays one equation.
 
 `jax.checkpoint` makes JAX repeat equations in the backward pass, and its policies may copy values to host memory and back. By
 default, repeated equations are merged with their originals and such copies are removed, so that the planner decides what to
-recompute and what to swap. If the user's choice is to be respected, the repeated equations and the copies stay.
+recompute and what to swap. If the user asks to keep what `jax.checkpoint` does, the repeated equations and the copies stay.
 
-An equation with an effect (a callback, a debug print, or a loop with one inside) is never merged and never removed. The equations
-with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program repeats it too, because plain
-jit runs the effect twice. Mutable references that the step makes become the values that they hold (`mutable_references.py`).
+An equation with an effect (a callback, a debug print, or a loop that contains either) is never merged and never removed. The
+equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program repeats it too,
+because plain jit runs the effect twice. Mutable references that the step makes become the values that they hold
+(`mutable_references.py`).
 
 The program forgets weak types. A number is *weakly typed* if its type gives way to the type of another operand, as the types of
 Python's numbers do. JAX needs weak types only while it traces a step, to decide the types of results. State that begins as a

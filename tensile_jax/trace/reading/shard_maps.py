@@ -1,4 +1,5 @@
-"""Opens `jax.shard_map`, so that its body is planned operator by operator, and wraps what a segment runs in a `shard_map` again.
+"""Opens `jax.shard_map`, so that its body is planned operator by operator, and wraps the operators in a `shard_map` again when
+they run.
 
 Inside of `shard_map`, a value is the *shard* of one device. In the program, the value is one array: the shards of all devices,
 concatenated along the first axis. A scalar gets a first axis for this. JAX itself returns the residuals of a `shard_map` in this

@@ -1,13 +1,14 @@
 """Defines the *treatments*: what can be done with a loop or a conditional of a step.
 
-    Whole    it stays one operator
+    Whole    the loop or conditional stays one operator
     Opened   the iterations of a loop take its place, or all branches of a conditional
     Split    several shorter loops take its place
-    Driven   it stays one operator, and each iteration runs under a plan of the loop's body
+    Driven   the loop stays one operator, and each iteration runs under a plan of the loop's body
 
-`loops/` chooses one of the first three before a step is flattened, and `flatten.py` carries out the choice. To open a loop, it
-splits the loop into single iterations and inlines each of them. If there is a budget, some of the loops that stayed whole are
-driven (`plannable_loops.py`). Each treatment has a note, which the plan shows for the loop and which may be empty.
+`loops/` chooses one of the first three, and `flatten.py` carries out the choice when it makes one list of equations of the step.
+To open a loop, `flatten.py` splits the loop into single iterations and inlines each of them. If there is a budget, some of the
+loops that stayed whole are driven (`plannable_loops.py`). Each treatment has a note, which the plan shows for the loop and which
+may be empty.
 """
 
 from collections.abc import Mapping

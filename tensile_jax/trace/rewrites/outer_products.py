@@ -1,11 +1,11 @@
-"""Turns products with few terms into equations that XLA fuses, such as the gradient of a dense layer's kernel for a small batch.
+"""Turns products that sum few terms into equations that XLA fuses, such as the gradient of a dense layer's weights.
 
     product(x, y)[i, j] = sum over t of x[t, i] * y[t, j]         t: the contracted dimensions, here of the size of a batch
 
-XLA computes a product in a kernel of its own, which writes the result to memory. The result of a large dense layer's product is
-as large as the layer's kernel. If the sum has few terms, it takes little work to compute each number of the result where it is
-used: in the kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory. The rewritten
-product is one *light* equation, `outer_products`, which XLA fuses into the equations that read it.
+XLA computes a product in a kernel of its own, which writes the result to memory. The gradient of a large dense layer is as large
+as the layer's weights. With a small batch, the sum has few terms, so it takes little work to compute each number of the result
+where it is used: in the kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory. The
+rewritten product is one *light* equation, `outer_products`, which XLA fuses into the equations that read it.
 
 A product is rewritten if its result is large, much larger than its operands, and read by light equations only. These equations
 must not lead to a reduction over as many numbers, such as the global norm of all gradients. For such a reduction, XLA would write

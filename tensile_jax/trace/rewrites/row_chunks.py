@@ -3,7 +3,7 @@
 The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the
 first convolutions of a network for images. What is computed from them is independent for each row, or for each image: the softmax
 of a row, the row's loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten
-part of the program looks like an opened loop (`reading/scans.py`) with one iteration for each chunk (left: before, right: after):
+part of the program looks like a loop over the chunks whose iterations are written out (left: before, right: after):
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])

@@ -1,8 +1,8 @@
 """Rewrites a step so that its long loops run as several shorter ones (`loops/rules.py` says which loops, and how many).
 
-A long loop is one operator, and all that its iterations keep for the backward pass is on the device at once. Each of the shorter
-loops is an operator of its own. So a plan can drop what a shorter loop keeps, and run this loop again before the backward pass
-needs it. This rewrite also rewrites large products of few terms (`outer_products.py`).
+A long loop is one operator, and everything that its iterations keep for the backward pass is on the device at once. Each of the
+shorter loops is an operator of its own. So a plan can drop what a shorter loop keeps, and run this loop again before the backward
+pass needs it. This rewrite also turns large products that sum few terms into equations that XLA fuses (`outer_products.py`).
 """
 
 from tensile_jax.trace.loops.rules import treatments_of

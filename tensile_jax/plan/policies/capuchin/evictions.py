@@ -26,7 +26,8 @@ sources of t. ext(t) is this extra time, summed over all such u. If the chain ne
 recomputed ("those tensor accesses which have never been released", TENSILE section IV-D).
 
 Difference from Capuchin: MSPS counts the chain once for the tensor and once for each tensor that starts from it, as Capuchin
-does. But every segment that needs a dropped tensor computes it again (`retention.py`); Capuchin keeps it after the back access.
+does. But here every *segment* (a stretch of operators that is compiled as one executable) that needs a dropped tensor computes
+the tensor again (`retention.py`). Capuchin keeps the tensor after the back access.
 
 Times in microseconds since the step began.
 """

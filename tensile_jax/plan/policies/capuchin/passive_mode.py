@@ -8,10 +8,10 @@ iteration. The time of the iteration is
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* here is one heavy operator with the light ones that XLA fuses with it. It consists of the operators between two
-neighbouring places at which policy `none` may cut the step (`StepModel.base`). A kernel accesses the tensors that it reads from
-memory and those that it leaves there. The times of accesses leave out the copies, as Capuchin's do, so that they hold for later
-iterations too.
+A *kernel* here is one heavy operator, such as a matrix product, with the light ones that XLA fuses with it. It consists of the
+operators between two neighbouring places at which policy `none` may cut the step (`StepModel.base`). A kernel accesses the
+tensors that it reads from memory and those that it leaves there. The times of accesses leave out the copies, as Capuchin's do, so
+that they hold for later iterations too.
 
 Differences from the paper:
 

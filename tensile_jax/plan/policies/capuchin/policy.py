@@ -2,8 +2,9 @@
 
 Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), sections 4.3 to 4.5, the second
 baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`). It shows when tensors are accessed,
-and which kernels need more memory than there is. From these, evictions are chosen once (`evictions.py`, which explains the
-terms). The *target* is the memory that no kernel should exceed:
+and which kernels need more memory than there is. A *kernel* is one heavy operator (one that XLA does not fuse into others) with
+the light ones that XLA fuses with it. An *eviction* removes a tensor from the device between two of its accesses. The policy
+chooses all evictions once (`evictions.py` has the formulas). The *target* is the memory that no kernel should exceed:
 
     1. The candidates are the evictions that lower the memory of a kernel which needs more than the target. The policy looks at
        them one after another. The one with the most free time (FT) comes first.
@@ -31,8 +32,8 @@ cost of the cut. So the cheapest cut joins segments as far as the limit allows.
 Differences from the paper:
 
     - Accesses are those of kernels, not of single operators, and times come from the device profile.
-    - Kernels run in segments that begin and end at the copies (`event_boundaries.py`). Such a segment may need more memory than
-      each of its kernels. If no cut into segments is under the limit, lower targets are tried.
+    - Kernels run in segments (each is one executable) that begin and end at the copies (`event_boundaries.py`). Such a segment
+      may need more memory than each of its kernels. If no cut into segments is under the limit, lower targets are tried.
     - Swaps that the host cannot hold are left out (`policies/host_limit.py`).
     - `evictions.py`, `passive_mode.py` and `feedback.py` list further differences.
 """

@@ -17,7 +17,7 @@ happens. The operators are the leaves of a binary tree. Each node of the tree st
 
 A new change therefore takes time proportional to the logarithm of the number of operators. The peak is `best` of the root. To
 find the time of the peak, the module descends from the root to the side that has the peak, and to the left if both sides have it.
-So it finds the first time at which usage is greatest.
+So the module finds the first time at which usage is greatest.
 
 Times in microseconds since the iteration began, sizes in bytes.
 """

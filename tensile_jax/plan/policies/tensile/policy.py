@@ -8,11 +8,12 @@
     schedule_to_absences.py    translates the schedule of Algorithm 3 to dropped tensors and to absences: for each swapped tensor,
                                the intervals in which it is not on the device
 
-Algorithm 3 gets a budget: the memory in which the tensors should fit. It does not stop swapping when they fit, but goes on as
-long as it finds a swap. It adds a recomputation only while the tensors stored between segments need as much as the budget or
-more. The paper's footprint does not contain the workspaces of segments, so a plan may need more than its schedule says. The
-policy therefore repeats Algorithm 3 with smaller and smaller budgets, and each time cuts the step into segments by the schedule.
-It stops when the plan, workspaces included, is under the limit. If the whole step fits the limit, it runs as one executable.
+Algorithm 3 gets a budget: the memory in which the tensors should fit. It does not stop swapping when the tensors fit, but goes on
+as long as it finds a swap. It adds a recomputation only while the tensors stored between segments need as much as the budget or
+more. A *segment* is a stretch of operators that is compiled as one executable. The paper's footprint leaves out what a segment
+needs beside its inputs and results (its *workspace*), so a plan may need more than its schedule says. The policy therefore
+repeats Algorithm 3 with smaller and smaller budgets, and each time cuts the step into segments by the schedule. It stops when the
+plan, workspaces included, is under the limit. If the whole step fits the limit, it runs as one executable.
 
 Differences from the paper:
 

@@ -1,8 +1,9 @@
 """Translates a schedule of TENSILE's Algorithm 3: which tensors are dropped, and where each swapped tensor is absent.
 
-For Algorithm 3, the graph was cut into segments. Its schedule speaks of times, and of segments as if they were operators. The
-rest of `plan/` counts in *places*, the positions of the graph's own operators in their order of execution. Segment k covers the
-places `[boundaries[k], boundaries[k + 1])`. A swapped tensor becomes an absence (`analysis/absence.py`) with
+For Algorithm 3, the graph was cut into *segments*, stretches of operators that are each compiled as one executable. The
+algorithm's schedule speaks of times, and of segments as if they were operators. The rest of `plan/` counts in *places*, the
+positions of the graph's own operators in their order of execution. Segment k covers the places `[boundaries[k], boundaries[k +
+1])`. A swapped tensor becomes an absence (`analysis/absence.py`) with
 
     leave   the last place of the segment during which the copy to the host ends (or whose end releases the tensor)
     back    the first place of the segment during which the copy to the device begins
