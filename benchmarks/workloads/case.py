@@ -77,6 +77,7 @@ def measured(workload: Workload, budget: str, compared: int, timed_steps: int) -
         "plan_s": report.plan_s,
         "compile_s": report.compile_s,
         "segments": report.segments,
+        "tries": report.tries,
         "loss_difference": max(abs(a - b) / max(abs(b), 1e-6) for a, b in losses),
         "losses": losses,
     }
