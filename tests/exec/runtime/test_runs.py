@@ -30,7 +30,7 @@ def submit(run: tensile.Runtime, *, steps: int) -> Job:
 
 
 def test_a_run_is_one_span_and_in_a_watched_iteration_each_launch_is_one(runtime: MakeRuntime) -> None:
-    with runtime() as run:
+    with runtime(host_budget=1) as run:  # nothing is swapped
         job = submit(run, steps=WATCHED_FIRST + 3)
     assert_lonely(WORK, job)
     assert job.plan is not None and not job.plan.swapped_out_bytes, "there is no wait, so an iteration is one run"
@@ -102,7 +102,7 @@ def test_runs_of_several_iterations_in_flight_are_recorded_each_with_its_own_ste
 ) -> None:
     # the fiftieth iteration is watched, and is issued while runs of iterations before it, which are not, are in flight
     steps = 55
-    with runtime() as run:
+    with runtime(host_budget=1) as run:  # a run of an iteration that waits for no copy is one
         job = run.submit(WORK.step, WORK.state(), WORK.batches, steps=steps, budget=budget, renew_above=100.0)
     assert_lonely(WORK, job)
     assert job.plan is not None
@@ -129,7 +129,7 @@ def test_a_runtime_ends_after_the_end_of_its_last_run_is_reported(
 
     monkeypatch.setattr(Dispatcher, "end", ends)
     monkeypatch.setattr(Dispatcher, "_decide", slowly)
-    with runtime() as run:
+    with runtime(host_budget=1) as run:
         job = submit(run, steps=5)
     assert late == [True]
     assert_lonely(WORK, job)
