@@ -22,16 +22,17 @@ from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, assert_lonely, heavy, until, wide
 
 WORK = wide(0)
-BUDGET = "380KiB"  # cuts the step into several segments
+BUDGET = "380KiB"  # cuts the step into several segments, and swaps
+UNSWAPPED = "420KiB"  # cuts it into several segments, and swaps nothing
 
 
-def submit(run: tensile.Runtime, *, steps: int) -> Job:
-    return run.submit(WORK.step, WORK.state(), WORK.batches, steps=steps, budget=BUDGET)
+def submit(run: tensile.Runtime, *, steps: int, budget: str = BUDGET) -> Job:
+    return run.submit(WORK.step, WORK.state(), WORK.batches, steps=steps, budget=budget)
 
 
 def test_a_run_is_one_span_and_in_a_watched_iteration_each_launch_is_one(runtime: MakeRuntime) -> None:
-    with runtime(host_budget=1) as run:  # nothing is swapped
-        job = submit(run, steps=WATCHED_FIRST + 3)
+    with runtime() as run:
+        job = submit(run, steps=WATCHED_FIRST + 3, budget=UNSWAPPED)
     assert_lonely(WORK, job)
     assert job.plan is not None and not job.plan.swapped_out_bytes, "there is no wait, so an iteration is one run"
     names = [s.name for s in job.plan.segments]
@@ -96,13 +97,13 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "State", lambda budget, host, depth: State(budget, host, depth=3))
 
 
-@pytest.mark.parametrize("budget", [None, BUDGET])
+@pytest.mark.parametrize("budget", [None, UNSWAPPED])
 def test_runs_of_several_iterations_in_flight_are_recorded_each_with_its_own_step(
     runtime: MakeRuntime, in_order: None, budget: str | None
 ) -> None:
     # the fiftieth iteration is watched, and is issued while runs of iterations before it, which are not, are in flight
     steps = 55
-    with runtime(host_budget=1) as run:  # a run of an iteration that waits for no copy is one
+    with runtime() as run:
         job = run.submit(WORK.step, WORK.state(), WORK.batches, steps=steps, budget=budget, renew_above=100.0)
     assert_lonely(WORK, job)
     assert job.plan is not None
@@ -129,8 +130,8 @@ def test_a_runtime_ends_after_the_end_of_its_last_run_is_reported(
 
     monkeypatch.setattr(Dispatcher, "end", ends)
     monkeypatch.setattr(Dispatcher, "_decide", slowly)
-    with runtime(host_budget=1) as run:
-        job = submit(run, steps=5)
+    with runtime() as run:
+        job = submit(run, steps=5, budget=UNSWAPPED)
     assert late == [True]
     assert_lonely(WORK, job)
     assert run._dispatcher.state.in_flight == () and run._dispatcher.state.held_bytes == 0
