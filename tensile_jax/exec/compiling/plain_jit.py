@@ -6,16 +6,13 @@ compiled only for its sizes (`compiler.py`), unless an executable that can run a
 """
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from tensile_jax.exec.compiling.compiler import CompiledWhole, Compiler, peak_of
 from tensile_jax.exec.processes.agreement import Agreement
 from tensile_jax.exec.processes.orders import CompileWhole
-from tensile_jax.progress.phases import PLAIN_JIT
-
-Tell = Callable[[str, int, int], None]
+from tensile_jax.progress.phases import PLAIN_JIT, Progress
 
 
 def _tell_nobody(what: str, done: int, of: int) -> None:
@@ -47,7 +44,7 @@ class PlainJit:
 
     def is_known(self, *, to_run: bool = False) -> bool:
         """Whether somebody has asked for the executable or, if it need not run, for its sizes, and has them."""
-        return bool(self._found) if not to_run else self._grade(to_run=True) in self._found
+        return True in self._found if to_run else bool(self._found)
 
     def begin(self) -> None:
         """Begin to compile for its peak in a thread; `sized` waits for it.
@@ -57,24 +54,24 @@ class PlainJit:
         if len(self._agreement.processes) == 1 and not self._found:
             self._begun(self._grade(to_run=False))
 
-    def compiled(self, tell: Tell = _tell_nobody) -> JitExecutable:
+    def compiled(self, tell: Progress = _tell_nobody) -> JitExecutable:
         """The executable. In the process that plans: if others use the step's devices, they are told to compile it as well."""
-        return self._made(self._grade(to_run=True), tell)
+        return self._made(to_run=True, tell=tell)
 
-    def sized(self, tell: Tell = _tell_nobody) -> JitExecutable:
+    def sized(self, tell: Progress = _tell_nobody) -> JitExecutable:
         """The same for its peak: an executable that may run more slowly."""
-        return self._made(next(iter(self._found), self._grade(to_run=False)), tell)
+        return self._made(to_run=next(iter(self._found), self._grade(to_run=False)), tell=tell)
 
-    def follow(self, tell: Tell = _tell_nobody, *, to_run: bool = True) -> JitExecutable:
+    def follow(self, tell: Progress = _tell_nobody, *, to_run: bool = True) -> JitExecutable:
         """The executable. In a process that was told to compile it; the processes agree on the peak."""
         return self._awaited(self._grade(to_run=to_run), tell)
 
-    def _made(self, to_run: bool, tell: Tell) -> JitExecutable:
+    def _made(self, *, to_run: bool, tell: Progress) -> JitExecutable:
         if to_run not in self._found:
             self._agreement.tell(CompileWhole(to_run))
         return self._awaited(to_run, tell)
 
-    def _awaited(self, to_run: bool, tell: Tell) -> JitExecutable:
+    def _awaited(self, to_run: bool, tell: Progress) -> JitExecutable:
         if to_run not in self._found:
             tell(PLAIN_JIT, 0, 1)
             try:

@@ -37,7 +37,7 @@ from tensile_jax.plan_format import Plan
 
 # Each trades compilations for a faster plan (`make bench-h200`, `make bench-first-call`), unless it says otherwise.
 _MOST_ATTEMPTS = 8
-_MOST_IMPROVEMENTS, _MORE_ATTEMPTS = 1, 2  # of a plan that leaves memory unused, and the attempts of each
+_MORE_ATTEMPTS = 2  # of a plan that is improved or adapted
 _ROOM = 0.03  # of the limit: what a plan must leave free to be improved
 _LIKELY_ATTEMPTS = 2  # compiled to run at once; later ones are first compiled for their sizes only
 _NEXT_PLAN_TIME = 0.99  # of the plan's time: what another plan must be predicted to reach
@@ -344,17 +344,13 @@ def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
 
 
 def _improved(fitting: Fitting, goal: Goal, found: CompiledPlan) -> CompiledPlan:
-    """The plan, made faster where compiling has shown that it leaves memory unused."""
-    for _ in range(_MOST_IMPROVEMENTS):
-        slow = found.plan.step_us > _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
-        if found.choice is None or not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
-            break
-        better = fitting.improved(found.choice, goal, 1)
-        other = None if better is None else _within(fitting, goal, _MORE_ATTEMPTS, better, _NEXT_PLAN_TIME * found.plan.step_us)
-        if other is None or other.plan.step_us >= found.plan.step_us:
-            break
-        found = other
-    return found
+    """The plan, made faster once where compiling has shown that it leaves memory unused."""
+    slow = found.plan.step_us > _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
+    if found.choice is None or not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
+        return found
+    better = fitting.improved(found.choice, goal)
+    other = None if better is None else _within(fitting, goal, _MORE_ATTEMPTS, better, _NEXT_PLAN_TIME * found.plan.step_us)
+    return found if other is None or other.plan.step_us >= found.plan.step_us else other
 
 
 def _shown_ratio(fitting: Fitting) -> float:

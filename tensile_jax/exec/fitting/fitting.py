@@ -183,9 +183,9 @@ class Fitting:
         """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
         return self._timed(lambda: self._told(lambda: self.planner.revise(choice, goal, self.with_margin(goal, attempt))))
 
-    def improved(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
+    def improved(self, choice: Choice, goal: Goal) -> Planned | None:
         """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
-        return self._timed(lambda: self._told(lambda: self.planner.improve(choice, goal, self.with_margin(goal, attempt))))
+        return self._timed(lambda: self._told(lambda: self.planner.improve(choice, goal, self.with_margin(goal))))
 
     def adapted(self, precedent: Precedent, goal: Goal) -> Planned | None:
         """The plan of an equal step on other shapes, changed to fit this one; None if it does not, or would be much slower."""
