@@ -37,10 +37,10 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan import POLICIES, CompiledSizes, DeviceProfile, PolicyName
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.registry import lowest
+from tensile_jax.plan.search.bounds.time_bound import least_step_us
 from tensile_jax.plan.search.choice import peak_of, step_us, whole_peak
 from tensile_jax.plan.search.search import Start
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.time_bound import least_step_us
 from tensile_jax.trace import trace_step
 from tests.plan.small_steps import small_step
 

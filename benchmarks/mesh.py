@@ -14,7 +14,8 @@ for less moves and takes as little as the policy.
 Seconds are those of this machine: `plan_s` from the traced step to the plan, and `compile_s`. What was compiled before is not
 compiled again, which the seconds of rows `chosen` show.
 Rows `bound` have a lower bound of the traffic of any plan, according to the planner's model of what kernels read and write: it is
-what the linear program of `plan/search/time_bound.py` says if traffic alone takes time. XLA's kernels are not quite the model's.
+what the linear program of `plan/search/bounds/time_bound.py` says if traffic alone takes time. XLA's kernels are not quite the
+model's.
 
 `--planning` plans a decoder of 24 layers on one device and on eight. Writes `benchmarks/results/mesh-h200.json`.
 """

@@ -40,7 +40,7 @@ _CASES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One segment, in bytes; `late` and `early` are what the account computes (`plan/search/segment_account.py`)."""
+    """One segment, in bytes; `late` and `early` are what the account computes (`plan/search/cost/segment_account.py`)."""
 
     model: str
     share: float

@@ -104,7 +104,7 @@ class PlannedFunction:
 
         It is no bound of plans that evaluate a part of the step in chunks. It holds in the planner's model of the device, so
         compare it with a plan's `step_us`. Finding it takes about as long as planning.
-        See `tensile_jax/plan/search/time_bound.py`.
+        See `tensile_jax/plan/search/bounds/time_bound.py`.
         """
         with self._calls.showing():
             return bound_us(self._calls.step(args, kwargs), self._calls.budget)

@@ -32,6 +32,7 @@ from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
+from tensile_jax.plan.latest_results import LatestResults
 from tensile_jax.plan.policies.auto import improved, revise
 from tensile_jax.plan.policies.host_limit import host_peak_of
 from tensile_jax.plan.policies.registry import POLICIES, PolicyName, lowest
@@ -42,6 +43,8 @@ from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import programs_of
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.alike_iterations import alike
+from tensile_jax.plan.search.bounds.memory_bound import bytes_at_ends
+from tensile_jax.plan.search.bounds.time_bound import least_step_us
 from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
@@ -54,13 +57,10 @@ from tensile_jax.plan.search.choice import (
     whole_peak,
     workspaces_of,
 )
-from tensile_jax.plan.search.latest_results import LatestResults
-from tensile_jax.plan.search.memory_bound import bytes_at_ends
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.search import fast
 from tensile_jax.plan.search.state_on_host import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.time_bound import least_step_us
-from tensile_jax.plan.search.workspace import CompiledSizes
 from tensile_jax.plan_format import Plan
 
 _HALVINGS = 8  # steps of the bisection for the least limit: finer than workspaces are predicted; each step plans once; not tuned

@@ -32,7 +32,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Layout, Residency
-from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.condensed.condensed_step import members
 from tests.plan.subsets import subsets
 
 if TYPE_CHECKING:

@@ -1,11 +1,13 @@
 """Finds, by exact search, the fastest of all plans of a small step under a limit, and the least peak of any plan.
 
 Tests and `make bench-gap` compare the planner with this oracle. Memory and workspaces are those of the planner's own account
-(`plan/search/segment_account.py`), and times are those of `build_plan`. Every place between two operators is a possible boundary.
+(`plan/search/cost/segment_account.py`), and times are those of `build_plan`. Every place between two operators is a possible
+boundary.
 The oracle considers every layout (`plan/result/layout.py`) of at least two segments in which
 
     boundaries   are any set of places
-    residencies  are any set for each significant tensor (`plan/search/condensed_step.py`), with any copies of it over the link
+    residencies  are any set for each significant tensor (`plan/search/condensed/condensed_step.py`), with any copies of it over
+                 the link
     nothing      is kept for longer than needed: a residency ends with a segment that uses the tensor, with the end of the
                  iteration if the step returns the tensor, or with a copy to the host
     absences     last for one segment at least
@@ -43,8 +45,8 @@ from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.layout import Layout, contents_of
 from tensile_jax.plan.search.choice import whole_peak, with_small_tensors, workspaces_of
-from tensile_jax.plan.search.condensed_step import members
-from tensile_jax.plan.search.start_schedules import assemble
+from tensile_jax.plan.search.condensed.condensed_step import members
+from tensile_jax.plan.search.starts.start_schedules import assemble
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import header_for

@@ -12,7 +12,7 @@ from tensile_jax.plan.analysis.latency import operator_latency, rerun_latencies
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.minimum_cut import _ancestors, _keeping, _prices
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.possible_boundaries import possible_boundaries
+from tensile_jax.plan.search.condensed.possible_boundaries import possible_boundaries
 from tensile_jax.plan.search.swaps import LinkDirection
 from tests.builders import PROFILE, graph_of
 

@@ -8,9 +8,9 @@ from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Arrival, Residency
 from tensile_jax.plan.search.choice import whole_peak, with_small_tensors, workspaces_of
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.schedule import Schedule, Several
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.start_schedules import assemble
+from tensile_jax.plan.search.starts.start_schedules import assemble
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import header_for
 

@@ -24,7 +24,7 @@ from tensile_jax.exec.fitting.knowledge import Entry, Knowledge, Precedent
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice, CompiledSizes
 from tensile_jax.plan.result.layout import Layout, Residency
-from tensile_jax.plan.search.workspace import Compared
+from tensile_jax.plan.search.cost.workspace import Compared
 from tensile_jax.plan_format import Barriers
 
 _FOLDER = "tensile_jax"

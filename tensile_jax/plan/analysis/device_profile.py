@@ -29,7 +29,8 @@ class DeviceProfile:
             not ahead of the device (`search/step_model.py`).
         canonical_layouts: convolutions copy operands that are not in the backend's own layout.
         fused_reductions: what a reduction reads is computed on the fly, and is not written to memory first.
-        late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order (`search/workspace.py`).
+        late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order
+            (`search/cost/workspace.py`).
         copy_share: the part of a copy's time that computation loses: 0 where copies have engines and memory to themselves, 1
             where the cores that compute also do the copying.
         interconnect_bytes_per_us: what a device sends to the other devices of its host, in one direction.

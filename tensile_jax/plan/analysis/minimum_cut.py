@@ -41,8 +41,8 @@ every other join is dropped, a segment computes at most one block more.
 
 The factor s makes small results cost a little more, so that of equal operators those with large results run again.
 
-Two things are *not* decided here, but later: where segments begin (`search/segment_boundaries.py`), and which of the dropped
-tensors a segment computes again (`retention.py`).
+Two things are *not* decided here, but later: where segments begin (`search/starts/segment_boundaries.py`), and which of the
+dropped tensors a segment computes again (`retention.py`).
 
 Difference from the paper: the paper recomputes one tensor at a time, chosen by the memory saved per unit of time (MSPS, section
 IV-D, from Capuchin). The minimum cut treats a chain of cheap operators as one decision. The formulation is that of PyTorch's

@@ -28,11 +28,11 @@ from tensile_jax.plan.search.choice import (
     schedule_of,
     whole_peak,
 )
-from tensile_jax.plan.search.local_search import improve, repair
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
+from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fast, fastest, least
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _EVALUATIONS = 3000  # spent on making a repaired plan faster: more takes longer to plan (`make bench-constants`)
 _REPAIRS = 100  # moves that may bring a choice under the limit (`make bench-constants`)

@@ -37,8 +37,8 @@ from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.retention import Retention, retain
 from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.search.choice import WHOLE, Choice
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _NUMBERED = re.compile(r"(?P<kind>.*\D)\d+\Z")
 

@@ -1,11 +1,12 @@
 """Keeps the plan of every policy under the limit of host memory.
 
 A policy first decides without this limit, so that ample host memory changes nothing. If the plan exceeds the limit, the policy
-decides again, this time with the limit. `auto` then makes no schedule that exceeds it (`search/local_search.py`). The other
+decides again, this time with the limit. `auto` then makes no schedule that exceeds it (`search/moves/local_search.py`). The other
 policies decide which tensors to swap, and when. Of these tensors, the host keeps as many as it can hold, the largest first.
 
 Before a plan is built, its host memory is only estimated. The estimate does not count everything that needs a swapped tensor
-(`search/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for a lower limit.
+(`search/condensed/condensed_step.py`). So the built plan is measured. If it exceeds the limit, the policy decides for a lower
+limit.
 
 A few swaps can be worse than none. So if the policy finds no plan, or is asked for its least peak, it also plans without swaps,
 and the plan with the lower peak is taken.
@@ -21,8 +22,8 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import Absence, Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.search.choice import LEAST, Choice, peak_of, predicted_plan
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _LOWER = (1.0, 0.9, 0.7)  # of the limit: host limits tried if the built plan needs more than was counted; not tuned
 

@@ -9,8 +9,8 @@ keeps.
 
 from tensile_jax.plan.policies.segments import Decision, cut_of, least_cut
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _NEAR_LEAST = 1.04  # of the least peak: memory used although less would do, for fewer segments (`make bench-constants`)
 _NEAR_WHOLE = 0.95  # of the whole step's peak: the same; the larger of the two counts (`make bench-constants`)

@@ -14,8 +14,8 @@ from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.tensile.policy import tensile
 from tensile_jax.plan.policies.vdnn import vdnn
 from tensile_jax.plan.search.choice import LEAST, Choice, Policy
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 PolicyName = Literal["auto", "capuchin", "checkpoint", "none", "tensile", "vdnn"]
 POLICIES: Mapping[PolicyName, Policy] = {

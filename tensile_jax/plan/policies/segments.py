@@ -2,7 +2,7 @@
 
 The policy `auto` searches for its own segments (`search/search.py`). The other policies do not know segments. They decide which
 tensors to drop and which to swap, and before or after which operator. This module then finds the cheapest boundaries that keep
-every segment under the limit (`search/segment_boundaries.py`).
+every segment under the limit (`search/starts/segment_boundaries.py`).
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -16,9 +16,9 @@ from tensile_jax.plan.analysis.absence import Absences
 from tensile_jax.plan.analysis.retention import Retention
 from tensile_jax.plan.result.layout import layout_of
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice, peak_of, whole_peak
-from tensile_jax.plan.search.segment_boundaries import cheapest_cuts, least_peak
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
+from tensile_jax.plan.search.starts.segment_boundaries import cheapest_cuts, least_peak
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _TRIES = 5  # limits tried while choices turn out to be above the limit (`make bench-constants`)
 
@@ -27,7 +27,7 @@ _TRIES = 5  # limits tried while choices turn out to be above the limit (`make b
 class Decision:
     """What is kept until when, what is absent when, and the boundaries (places) that every cut must have.
 
-    Derived tensors (`condensed_step.py`) are never kept: a policy starts from `StepModel.base`, and drops more.
+    Derived tensors (`search/condensed/condensed_step.py`) are never kept: a policy starts from `StepModel.base`, and drops more.
     """
 
     retention: Retention
@@ -91,7 +91,7 @@ def first_that_fits(model: StepModel, options: Iterable[Option], limit: float, m
 
 
 def _cheapest(model: StepModel, decision: Decision, limit: float, measured: CompiledSizes) -> Choice:
-    """The cheapest cut with which no segment is above the limit, or the least above, as `segment_boundaries.py` counts."""
+    """The cheapest cut with which no segment is above the limit, or the least above."""
     evaluator = model.evaluator_for(decision.own).with_measured(measured)
     cuts = cheapest_cuts(evaluator, decision.stored(model), limit, _required(model, decision), thorough=True)
     return choice_with(decision, (evaluator.places[cut] for cut in cuts))

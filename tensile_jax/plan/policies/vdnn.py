@@ -46,9 +46,9 @@ from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
 from tensile_jax.plan.policies.none import none
 from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.search.choice import Choice
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import Gap, may_leave
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _CONVOLUTION = "conv_general_dilated"
 

@@ -1,23 +1,17 @@
-"""Searches for the fastest plan under a memory limit: candidates, their segments and swaps, and a local search.
+"""Searches for the fastest plan under a memory limit.
 
-What is planned:
+Files, in the order in which they build on one another, and rooms:
 
-    step_model           what planning must know of a step on a device
-    condensed_step       the step reduced to its large tensors;    bundles: the same for very large steps
-    possible_boundaries  where segments may begin;                 swaps: what may be swapped, and when the link is free
-
-What a plan is while it is searched, and what it costs:
-
-    schedule             boundaries, and when each tensor is on the device;    choice: the same as the decision of a policy
-    segment_account      time and memory of one segment;    workspace: the part of it that XLA decides
-    segment_evaluator    the same, each segment once;       timing: the time of the step with its copies
-    memory_bound, time_bound    what no plan can be below
-
-How the search goes on:
-
-    start_schedules, segment_boundaries, alike_iterations    the schedules that it starts from
-    residency_moves, boundary_moves                          how one schedule becomes another
-    local_search, search                                     which moves are made, and when the search ends
-    state_on_host                                            a change to a finished plan
-    latest_results                                           what is not computed twice
+    condensed/        the step reduced to its large tensors, and the places where segments may begin
+    swaps             what may be swapped, and when the link between host and device is free
+    cost/             time and memory of segments, and the time of a step with its copies
+    step_model        what planning must know of a step on a device
+    schedule          a plan while it is searched: boundaries, and when each tensor is on the device
+    bounds/           lower bounds on the memory and the time of every plan
+    starts/           the schedules that the search starts from
+    moves/            how one schedule becomes another, and which move is made next
+    choice            what a policy decides
+    search            the fastest schedule of a step, and the one that needs the least memory
+    alike_iterations  the schedule that plans all iterations of a loop alike
+    state_on_host     a change to a finished plan: state is on the host between iterations
 """

@@ -9,8 +9,8 @@ Such a schedule is determined by two choices: a price per byte of memory (`analy
 
     dropped   A tensor is dropped in all iterations if the minimum cut at this price drops it in most of them.
     cuts      Every iteration is cut once, where least is stored. If this plan is above the limit or slow, the module finds the
-              cheapest cuts of the whole step under the limit (`segment_boundaries.py`). Cuts outside of loops are kept. In each
-              loop, the iteration with the most cuts serves as the model: every iteration is cut at the same places.
+              cheapest cuts of the whole step under the limit (`starts/segment_boundaries.py`). Cuts outside of loops are kept. In
+              each loop, the iteration with the most cuts serves as the model: every iteration is cut at the same places.
 
 Two prices may be combined. Iterations with an index below k use the lower price, at which more is dropped; the others use the
 higher price. k is the smallest number found with which the plan stays under the limit. In nested loops, only the index of the
@@ -25,12 +25,12 @@ import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.segment_boundaries import cheapest_cuts
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.start_schedules import held_at, last_held, start
+from tensile_jax.plan.search.starts.segment_boundaries import cheapest_cuts
+from tensile_jax.plan.search.starts.start_schedules import held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _LOWER = (None, 1.0, 0.85, 0.7)
 """Of the limit: limits for cuts, since cuts that are taken over may need more. None cuts each iteration once, which plans faster

@@ -16,11 +16,11 @@ from itertools import pairwise
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.result.build import build_plan, empty_plan
 from tensile_jax.plan.result.layout import BEGINS, MADE, Layout, Residency, contents_of, on_device
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
+from tensile_jax.plan.search.cost.workspace import Compared, CompiledSizes, SegmentKey, predicted_workspace
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.start_schedules import assemble
+from tensile_jax.plan.search.starts.start_schedules import assemble
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Compared, CompiledSizes, SegmentKey, predicted_workspace
 from tensile_jax.plan_format import Barriers, Plan
 
 LEAST = 0.0

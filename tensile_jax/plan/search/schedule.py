@@ -1,11 +1,11 @@
 """Represents a plan while it is searched: where a step is cut into segments, and when each tensor is on the device.
 
-The cuts divide the nodes of a condensed step (`condensed_step.py`) into segments 0 .. k - 1. Each significant tensor has
-residencies, as in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again for
-itself (`segment_account.py`). Nothing is kept for longer than needed, except while it is copied to the host.
+The cuts divide the nodes of a condensed step (`condensed/condensed_step.py`) into segments 0 .. k - 1. Each significant tensor
+has residencies, as in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again
+for itself (`cost/segment_account.py`). Nothing is kept for longer than needed, except while it is copied to the host.
 
 A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
-simulated when it is first asked for (`timing.py`).
+simulated when it is first asked for (`cost/timing.py`).
 
 Sizes in bytes, times in microseconds.
 """
@@ -16,10 +16,10 @@ from itertools import accumulate
 from math import sqrt
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, is_swapped
-from tensile_jax.plan.search.condensed_step import members
-from tensile_jax.plan.search.segment_account import SegmentAccount
-from tensile_jax.plan.search.segment_evaluator import Evaluated, Evaluator
-from tensile_jax.plan.search.timing import Copies, CopiesOfAll, Timing, timed
+from tensile_jax.plan.search.condensed.condensed_step import members
+from tensile_jax.plan.search.cost.segment_account import SegmentAccount
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluated, Evaluator
+from tensile_jax.plan.search.cost.timing import Copies, CopiesOfAll, Timing, timed
 
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made (`make bench-constants`)
 

@@ -3,15 +3,15 @@
 The fastest schedule is found in five steps:
 
     start     A minimum cut decides at each of several prices which tensors are kept (`analysis/minimum_cut.py`). Dynamic
-              programming then cuts the step into segments (`segment_boundaries.py`).
-    repair    Moves lower the peak of each schedule until it is under the limit (`local_search.py`).
+              programming then cuts the step into segments (`starts/segment_boundaries.py`).
+    repair    Moves lower the peak of each schedule until it is under the limit (`moves/local_search.py`).
     descend   If no repair succeeds, or if the result is slow, a schedule under a higher limit is repaired under lower and lower
               limits.
     improve   Local search makes the fastest schedules faster.
     perturb   The fastest schedule is repaired under a lower limit and improved again, as long as that makes it faster (iterated
               local search: Lourenço, Martin and Stützle, 2003).
 
-No schedule is sought under a limit that is below the memory of every schedule (`memory_bound.py`).
+No schedule is sought under a limit that is below the memory of every schedule (`bounds/memory_bound.py`).
 
 The schedule with the least peak begins with segments as short as possible and with every tensor on the host while no segment
 needs it. Neighbouring segments are joined where that lowers the peak, and repairs lower the peak further. If host memory is
@@ -28,16 +28,16 @@ from typing import NamedTuple
 import numpy as np
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
-from tensile_jax.plan.search.boundary_moves import merged
-from tensile_jax.plan.search.condensed_step import members
-from tensile_jax.plan.search.local_search import improve, repair
-from tensile_jax.plan.search.memory_bound import necessary_bytes
+from tensile_jax.plan.search.bounds.memory_bound import necessary_bytes
+from tensile_jax.plan.search.condensed.condensed_step import members
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
+from tensile_jax.plan.search.moves.boundary_moves import merged
+from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule, Several
-from tensile_jax.plan.search.segment_boundaries import cheapest_cuts
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.start_schedules import assemble, held_at, last_held, start
+from tensile_jax.plan.search.starts.segment_boundaries import cheapest_cuts
+from tensile_jax.plan.search.starts.start_schedules import assemble, held_at, last_held, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 
 class Start(NamedTuple):
@@ -48,7 +48,8 @@ class Start(NamedTuple):
         higher: the price of another cut, if there is one; of the tensors that are made by the node `since` or a later one, that
             cut says which are kept.
         since: a node.
-        spread: whether many segments may exceed the limit by little each, instead of few by much (`segment_boundaries.py`).
+        spread: whether many segments may exceed the limit by little each, instead of few by much
+            (`starts/segment_boundaries.py`).
     """
 
     price: float

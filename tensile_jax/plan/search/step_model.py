@@ -20,10 +20,10 @@ from tensile_jax.plan.analysis.latency import StepCosts, fused_latencies, rerun_
 from tensile_jax.plan.analysis.liveness import Liveness, find_liveness
 from tensile_jax.plan.analysis.minimum_cut import drop_tensors
 from tensile_jax.plan.analysis.retention import Retention, retain
-from tensile_jax.plan.search.bundles import MOST_TENSORS, bundled
-from tensile_jax.plan.search.condensed_step import Condensed, classify, condense
-from tensile_jax.plan.search.possible_boundaries import possible_boundaries
-from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.condensed.bundles import MOST_TENSORS, bundled
+from tensile_jax.plan.search.condensed.condensed_step import Condensed, classify, condense
+from tensile_jax.plan.search.condensed.possible_boundaries import possible_boundaries
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.swaps import SMALLEST
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
@@ -73,7 +73,7 @@ class StepModel:
 
     def corrected(self, corrections: Corrections) -> "StepModel":
         """The same step with other corrections. What does not depend on latencies is shared, and so are the classes of tensors:
-        a measured workspace names its segment by them (`workspace.py`)."""
+        a measured workspace names its segment by them (`cost/workspace.py`)."""
         made = StepModel(
             self.graph, self.given_profile, state_may_stay_out=self.state_may_stay_out, host_limit=self.host_limit,
             whole_graph=self.whole_graph, corrections=corrections,
@@ -152,7 +152,7 @@ class StepModel:
     def base(self) -> Retention:
         """What policy `none` keeps, from which the policies of the papers start: the least is computed again.
 
-        Derived tensors (`condensed_step.py`) are dropped, since no schedule keeps them.
+        Derived tensors (`condensed/condensed_step.py`) are dropped, since no schedule keeps them.
         """
         begin = self.liveness.begin
         derived: list[int] = np.flatnonzero(self.classes[1]).tolist()
@@ -288,7 +288,7 @@ class StepModel:
 
     @cached_property
     def search_evaluator(self) -> Evaluator:
-        """The same, as the search sees it: bundled, if it has many significant tensors (`bundles.py`)."""
+        """The same, as the search sees it: bundled, if it has many significant tensors (`condensed/bundles.py`)."""
         step = self.evaluator.condensed
         if len(step.tensors) <= MOST_TENSORS:
             return self.evaluator
@@ -304,7 +304,7 @@ class StepModel:
 
     @cached_property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which tensors are significant, and which are derived (`condensed_step.py`)."""
+        """Which tensors are significant, and which are derived (`condensed/condensed_step.py`)."""
         count = len(self.graph.operators)
         begins = self.liveness.begins
         kept = np.zeros(len(self.graph.tensors), dtype=bool)

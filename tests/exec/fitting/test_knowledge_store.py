@@ -15,7 +15,7 @@ from tensile_jax.exec.fitting.knowledge_store import STORE, keep, kept_file, loa
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice, CompiledSizes, Planner
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Layout, Residency
-from tensile_jax.plan.search.workspace import Compared
+from tensile_jax.plan.search.cost.workspace import Compared
 from tests.builders import batch, fresh, low_budget, numbers, running, sgd_step, slow_but, weights
 
 X = batch(rows=152)

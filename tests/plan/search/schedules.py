@@ -1,6 +1,6 @@
 """Random steps with all that is odd in a step, random schedules of them, and random moves.
 
-Sizes are such that no tensor is small (`condensed_step.py`): then the account of a schedule is exact.
+Sizes are such that no tensor is small (`condensed/condensed_step.py`): then the account of a schedule is exact.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ from tensile_jax.plan import CompiledSizes, DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.search import residency_moves
-from tensile_jax.plan.search.boundary_moves import merged, split
 from tensile_jax.plan.search.choice import choice_of, workspaces_of
-from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.condensed.condensed_step import members
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
+from tensile_jax.plan.search.moves import residency_moves
+from tensile_jax.plan.search.moves.boundary_moves import merged, split
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.start_schedules import last_held, start
+from tensile_jax.plan.search.starts.start_schedules import last_held, start
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, graph_of, header_for

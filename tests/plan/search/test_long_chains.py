@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tensile_jax.plan.search.condensed_step import Recipe
-from tensile_jax.plan.search.segment_account import PartialSegment
+from tensile_jax.plan.search.condensed.condensed_step import Recipe
+from tensile_jax.plan.search.cost.segment_account import PartialSegment
 
 LENGTH = 3000
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tensile_jax.plan.search.start_schedules import assemble
+from tensile_jax.plan.search.starts.start_schedules import assemble
 from tests.plan.search.schedules import model_of, odd_step, plan_of, random_schedule, wander
 
 SEEDS = (*range(60), 1043, 1158, 1161, 1189, 2912)

@@ -11,9 +11,9 @@ from tensile_jax.plan.policies.auto import auto, floor_bytes
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search import search
 from tensile_jax.plan.search.choice import LEAST, peak_of, whole_peak
-from tensile_jax.plan.search.local_search import improve, repair
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
+from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.search import fastest, least
-from tensile_jax.plan.search.segment_evaluator import Evaluator
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, training_graph
 from tests.plan.search.schedules import model_of, odd_step, plan_of, random_schedule

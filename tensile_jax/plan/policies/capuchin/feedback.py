@@ -16,8 +16,8 @@ from dataclasses import replace
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.choice import Choice, predicted_plan
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 from tensile_jax.plan_format import Plan
 
 _ITERATIONS = 20  # with Capuchin's 5 % of the swap-in time in each, an in-trigger comes as much earlier as the whole copy takes

@@ -52,8 +52,8 @@ from tensile_jax.plan.policies.event_boundaries import event_boundaries
 from tensile_jax.plan.policies.host_limit import that_fit, within_host_limit
 from tensile_jax.plan.policies.segments import Decision, Option, first_that_fits
 from tensile_jax.plan.search.choice import LEAST, WHOLE, Choice
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _PARTS = (1.0, 0.92, 0.84, 0.72, 0.6)  # of the limit: targets until a cut fits (`make bench-constants`)
 _LEAST_PARTS = (0.8, 0.65, 0.5, 0.35, 0.2, 0.0)  # of the largest kernel's need: targets for least memory (`make bench-constants`)

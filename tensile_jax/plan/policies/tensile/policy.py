@@ -38,9 +38,9 @@ from tensile_jax.plan.policies.segments import Decision, first_that_fits
 from tensile_jax.plan.policies.tensile.schedule_to_absences import schedule_events
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.search.choice import LEAST, Choice
+from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan.search.swaps import SMALLEST
-from tensile_jax.plan.search.workspace import CompiledSizes
 
 _TARGETS = (1.0, 0.0)  # of the limit: Free_GPU_Memory of Algorithm 3; more targets plan longer (`make bench-constants`)
 

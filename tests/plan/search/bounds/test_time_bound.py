@@ -13,9 +13,9 @@ from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import floor_bytes
+from tensile_jax.plan.search.bounds.time_bound import least_step_us
 from tensile_jax.plan.search.choice import predicted_plan, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.time_bound import least_step_us
 from tensile_jax.plan_format import Plan, unranged
 from tests.builders import PROFILE, batch, graph_of, sgd_step, training_graph, weights, with_link
 from tests.plan.oracle import Oracle

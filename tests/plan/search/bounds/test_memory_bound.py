@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tensile_jax.plan import CompiledSizes
-from tensile_jax.plan.search.memory_bound import bytes_at_ends, necessary_bytes
+from tensile_jax.plan.search.bounds.memory_bound import bytes_at_ends, necessary_bytes
 from tensile_jax.plan.search.search import fastest, least
 from tests.plan.search.schedules import model_of, odd_step, random_schedule, wander
 

@@ -1,6 +1,6 @@
 """The latest result of a computation is remembered, and no other."""
 
-from tensile_jax.plan.search.latest_results import LatestResults
+from tensile_jax.plan.latest_results import LatestResults
 
 
 def test_equal_arguments_are_computed_once_and_other_arguments_replace_them() -> None:

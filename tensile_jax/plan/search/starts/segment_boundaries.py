@@ -4,7 +4,7 @@ The tensors on the device at each possible boundary are given. The cost and the 
 only, so the cheapest cut is a shortest path. From each boundary, longer and longer segments are tried, until several in a row
 exceed the limit. Exceeding the limit is penalised so heavily that it happens only when unavoidable. With `spread`, the penalty is
 small and grows with the length of the segment. Then many segments exceed the limit, but only by little, and moves can repair that
-(`local_search.py`).
+(`moves/local_search.py`).
 
 Evaluating a long segment takes long. So the module first considers only a few boundaries, where least is stored. If segments of
 the cut exceed the limit, it considers all possible boundaries. That is fast enough, because segments under a tight limit are
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 
 # Each trades the time of the plan for the time of planning (`make bench-planning`, `make bench-constants`).
 _FEW = 24  # possible boundaries of the first try

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, may_have
-from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.condensed.condensed_step import members
 from tensile_jax.plan.search.schedule import Schedule, Several
 
 

@@ -1,6 +1,6 @@
 """How long tensors are held at the start of a search."""
 
-from tensile_jax.plan.search.start_schedules import last_held
+from tensile_jax.plan.search.starts.start_schedules import last_held
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of
 

@@ -9,9 +9,9 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan.result.layout import Contents as PlacedContents
 from tensile_jax.plan.result.layout import segments_of
 from tensile_jax.plan.search.choice import choice_of
-from tensile_jax.plan.search.condensed_step import Condensed, members
-from tensile_jax.plan.search.segment_account import account_of, asked_account_of
-from tensile_jax.plan.search.segment_evaluator import BegunSegment, Evaluator
+from tensile_jax.plan.search.condensed.condensed_step import Condensed, members
+from tensile_jax.plan.search.cost.segment_account import account_of, asked_account_of
+from tensile_jax.plan.search.cost.segment_evaluator import BegunSegment, Evaluator
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of
 from tests.plan.search.schedules import model_of, odd_step, random_schedule, wander

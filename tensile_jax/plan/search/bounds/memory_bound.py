@@ -6,17 +6,17 @@ A schedule must have on the device
     while a node runs                what the node reads and makes, its extra bytes, and tensors needed now or later that can
                                      neither be swapped nor computed again
 
-The account of memory (`segment_account.py`) counts a tensor that is written inside a segment as a part of the workspace, with the
-weights of the device profile (`workspace.py`). So this module counts all that the node reads and makes with these weights. It
-does not count updates, since each may take over the memory of the state that it replaces. Nor does it count tensors that XLA does
-not write.
+The account of memory (`cost/segment_account.py`) counts a tensor that is written inside a segment as a part of the workspace,
+with the weights of the device profile (`cost/workspace.py`). So this module counts all that the node reads and makes with these
+weights. It does not count updates, since each may take over the memory of the state that it replaces. Nor does it count tensors
+that XLA does not write.
 
 Once segments were compiled, only the ends of an iteration count. `bytes_at_ends` computes what is there at the ends, without a
 condensed step. That is a lower bound on the memory of plain jit's executable, too. Sizes in bytes.
 """
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.search.segment_evaluator import Evaluator
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 
 
 def necessary_bytes(evaluator: Evaluator) -> int:

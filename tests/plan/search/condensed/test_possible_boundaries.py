@@ -8,7 +8,7 @@ from tensile_jax.ir import Graph
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.retention import retain
-from tensile_jax.plan.search.possible_boundaries import possible_boundaries
+from tensile_jax.plan.search.condensed.possible_boundaries import possible_boundaries
 from tests.builders import graph_of
 
 

@@ -11,11 +11,11 @@ from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.search.choice import choice_of, compared, peak_of
+from tensile_jax.plan.search.cost.segment_account import SegmentAccount
+from tensile_jax.plan.search.cost.workspace import Compared, Correction, SegmentKey, correction, predicted_workspace
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import least
-from tensile_jax.plan.search.segment_account import SegmentAccount
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan.search.workspace import Compared, Correction, SegmentKey, correction, predicted_workspace
 from tests.builders import PROFILE, training_graph
 
 NOTHING = frozenset[TensorId]()

@@ -1,9 +1,10 @@
 """Computes what a segment runs, and how much time and memory the segment needs, from the tensors at its begin and its end.
 
-The search counts memory here and nowhere else. A segment of nodes `[begin, end)` of a condensed step (`condensed_step.py`) begins
-with the tensors `there` on the device, and must also leave the tensors `wanted` there. If a node reads a tensor that is neither
-there nor made by an earlier node of the segment, the tensor's recipe computes it again right before the node. If inputs of a
-recipe are missing, they are computed again in the same way. Wanted tensors that are still missing are computed again at the end.
+The search counts memory here and nowhere else. A segment of nodes `[begin, end)` of a condensed step
+(`condensed/condensed_step.py`) begins with the tensors `there` on the device, and must also leave the tensors `wanted` there. If
+a node reads a tensor that is neither there nor made by an earlier node of the segment, the tensor's recipe computes it again
+right before the node. If inputs of a recipe are missing, they are computed again in the same way. Wanted tensors that are still
+missing are computed again at the end.
 
     alone(order)   = max over steps q of (bytes of temporaries live at q + extra bytes of q)
     shared(order)  = max over steps q of (bytes of temporaries live at q + bytes of results made by q + extra bytes of q)
@@ -23,7 +24,7 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tensile_jax.plan.search.condensed_step import Condensed
+from tensile_jax.plan.search.condensed.condensed_step import Condensed
 
 _Ran = tuple[int, int, int, bool, int]
 """What an operator or a recipe reads and makes, its extra bytes, whether it runs again, and what it reads where its light inputs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.condensed.condensed_step import members
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, tensor_named
 from tests.plan.result.test_memory_curve import random_graph

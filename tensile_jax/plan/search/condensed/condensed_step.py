@@ -1,7 +1,7 @@
 """Reduces a step to what matters for planning: its large tensors, and the groups of operators that make them.
 
-A step has thousands of equations, most of them cheap and on small tensors. The search (`local_search.py`) works on a *condensed*
-step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:
+A step has thousands of equations, most of them cheap and on small tensors. The search (`moves/local_search.py`) works on a
+*condensed* step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:
 
     owned         an input that belongs to the caller, or a constant: always on the device
     significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps

@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeVar
 
 from tensile_jax.plan.analysis.copy_time import copy_in_us, copy_out_us
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.search.condensed_step import Condensed, members
-from tensile_jax.plan.search.latest_results import LatestResults
-from tensile_jax.plan.search.segment_account import PartialSegment, SegmentAccount, asked_account_of
-from tensile_jax.plan.search.timing import GRID_US
-from tensile_jax.plan.search.workspace import CompiledSizes, Correction, SegmentKey, correction, predicted_workspace
+from tensile_jax.plan.latest_results import LatestResults
+from tensile_jax.plan.search.condensed.condensed_step import Condensed, members
+from tensile_jax.plan.search.cost.segment_account import PartialSegment, SegmentAccount, asked_account_of
+from tensile_jax.plan.search.cost.timing import GRID_US
+from tensile_jax.plan.search.cost.workspace import CompiledSizes, Correction, SegmentKey, correction, predicted_workspace
 
 _COMPILING = 0.001  # of the step's time: the least cost of a segment, since each is compiled (`make bench-first-call`)
 _SHORT = 200  # nodes that count as one more evaluated segment (`make bench-constants`)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 from tensile_jax.plan.result.layout import MADE, Arrival, Residency, may_have
-from tensile_jax.plan.search.condensed_step import members
+from tensile_jax.plan.search.condensed.condensed_step import members
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluated
 from tensile_jax.plan.search.schedule import UNSEEN, Schedule
-from tensile_jax.plan.search.segment_evaluator import Evaluated
 
 _residency: Callable[[tuple[int, int, Arrival, bool]], Residency] = partial(
     tuple.__new__,  # pyright: ignore[reportUnknownMemberType]: typeshed does not say what the tuple has

@@ -7,13 +7,13 @@ import pytest
 
 from tensile_jax.ir import Graph
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
-from tensile_jax.plan.search import residency_moves
-from tensile_jax.plan.search.boundary_moves import merged, split
-from tensile_jax.plan.search.local_search import lowering
-from tensile_jax.plan.search.residency_moves import Gap
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
+from tensile_jax.plan.search.moves import residency_moves
+from tensile_jax.plan.search.moves.boundary_moves import merged, split
+from tensile_jax.plan.search.moves.local_search import lowering
+from tensile_jax.plan.search.moves.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.start_schedules import last_held, start
+from tensile_jax.plan.search.starts.start_schedules import last_held, start
 from tensile_jax.plan.search.step_model import StepModel
 from tests.builders import PROFILE, graph_of, tensor_named
 from tests.plan.search.schedules import model_of, odd_step, plan_of, possible_moves, random_schedule, wander

@@ -5,10 +5,10 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.segment_boundaries import cheapest_cuts, least_peak
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.start_schedules import held_at, last_held, start
+from tensile_jax.plan.search.starts.segment_boundaries import cheapest_cuts, least_peak
+from tensile_jax.plan.search.starts.start_schedules import held_at, last_held, start
 from tests.plan.search.schedules import model_of, odd_step
 
 

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tensile_jax.plan.search.condensed_step import Condensed, Recipe, members
+from tensile_jax.plan.search.condensed.condensed_step import Condensed, Recipe, members
 
 MOST_TENSORS = 2000  # significant tensors searched without bundles: finer plans, but longer planning (`make bench-planning`)
 

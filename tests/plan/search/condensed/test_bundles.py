@@ -7,13 +7,14 @@ import pytest
 
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.policies.auto import auto, floor_bytes
-from tensile_jax.plan.search import possible_boundaries, step_model
-from tensile_jax.plan.search.bundles import bundled
+from tensile_jax.plan.search import step_model
 from tensile_jax.plan.search.choice import LEAST, choice_of, peak_of, predicted_plan, schedule_of
-from tensile_jax.plan.search.condensed_step import Condensed, members
+from tensile_jax.plan.search.condensed import possible_boundaries
+from tensile_jax.plan.search.condensed.bundles import bundled
+from tensile_jax.plan.search.condensed.condensed_step import Condensed, members
+from tensile_jax.plan.search.cost.segment_account import SegmentAccount, account_of
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fastest, least
-from tensile_jax.plan.search.segment_account import SegmentAccount, account_of
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 from tests.builders import PROFILE, training_graph
 from tests.plan.search.schedules import odd_step, plan_of, random_schedule, wander

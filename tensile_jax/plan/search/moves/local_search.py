@@ -18,10 +18,10 @@ from math import sqrt
 from typing import NamedTuple, TypeGuard
 
 from tensile_jax.plan.result.layout import BEGINS, COPIED
-from tensile_jax.plan.search import residency_moves
-from tensile_jax.plan.search.boundary_moves import merged, split
-from tensile_jax.plan.search.condensed_step import members
-from tensile_jax.plan.search.residency_moves import Gap
+from tensile_jax.plan.search.condensed.condensed_step import members
+from tensile_jax.plan.search.moves import residency_moves
+from tensile_jax.plan.search.moves.boundary_moves import merged, split
+from tensile_jax.plan.search.moves.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
 
 # Each trades the time of the plan for the time of planning (`make bench-constants`; `_TRUSTED`: also `make bench-scale`).

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
-from tensile_jax.plan.search.segment_account import SegmentAccount
+from tensile_jax.plan.search.cost.segment_account import SegmentAccount
 
 _MOST_RATIO, _MOST_COPIES = 4.0, 2.0  # a prediction that is wrong by more says nothing of other segments; not tuned
 

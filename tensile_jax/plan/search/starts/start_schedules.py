@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
-from tensile_jax.plan.search.condensed_step import Condensed, members
+from tensile_jax.plan.search.condensed.condensed_step import Condensed, members
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
+from tensile_jax.plan.search.cost.timing import CopiesOfAll
 from tensile_jax.plan.search.schedule import UNSEEN, Schedule, Several
-from tensile_jax.plan.search.segment_evaluator import Evaluator
-from tensile_jax.plan.search.timing import CopiesOfAll
 
 
 def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:

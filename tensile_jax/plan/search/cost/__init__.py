@@ -1,0 +1,1 @@
+"""Computes the time and memory of segments and of whole schedules."""

@@ -1,0 +1,1 @@
+"""Makes the schedules that the search starts from."""
