@@ -18,6 +18,7 @@ from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
 from tensile_jax.plan.policies.registry import POLICIES, PolicyName
 from tensile_jax.plan.search.choice import LEAST
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.phases import Progress
 
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
 """Of vanilla's peak: the budgets that are compared."""
@@ -101,10 +102,6 @@ class Comparison:
     least: tuple[tuple[Entry, Entry], ...]
     budgets: tuple[AtBudget, ...]
     curve: tuple[Entry, ...]
-
-
-Progress = Callable[[str, int, int], None]
-"""Receives what is under way, how many of its parts are done, and how many there are."""
 
 
 def compare_policies(

@@ -389,17 +389,18 @@ class Planner:
         """
         if choice.layout is None or self.policy_name != "auto":
             return None
-        revised = revise(self.model, choice, goal.limit, measured)
-        plan = None if revised is None else self.plan_of(revised, goal, measured)
-        return None if revised is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, revised)
+        return self._under_limit(revise(self.model, choice, goal.limit, measured), goal, measured)
 
     def improve(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
         """The plan of a choice that leaves memory unused, made faster; None if none is found, and for policies but `auto`."""
         if choice.layout is None or self.policy_name != "auto":
             return None
-        better = improved(self.model, choice, goal.limit, measured)
-        plan = None if better is None else self.plan_of(better, goal, measured)
-        return None if better is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, better)
+        return self._under_limit(improved(self.model, choice, goal.limit, measured), goal, measured)
+
+    def _under_limit(self, choice: Choice | None, goal: Goal, measured: CompiledSizes) -> Planned | None:
+        """The choice with its plan; None if there is no choice, or if its plan exceeds the limit."""
+        plan = None if choice is None else self.plan_of(choice, goal, measured)
+        return None if choice is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, choice)
 
     def adapt(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
         """The plan of a choice for the same operators on other shapes, changed to fit this step; None if that is impossible."""

@@ -14,23 +14,21 @@ import pickle
 import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from tensile_jax.exec.actor.actor import StateSnapshot, Wait
-from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed_events import BatchReady
 from tensile_jax.exec.actor.plans import PlanId, PlanRequest, PlanSummary
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.child_process.carried_exception import CarriedException
 from tensile_jax.exec.child_process.job_process import JobProcess
-from tensile_jax.exec.child_process.payload import PackedTree, pack_job
+from tensile_jax.exec.child_process.payload import PackedTree, Payload
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
-from tensile_jax.exec.transfer import Device, on_host
+from tensile_jax.exec.transfer import on_host
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
 from tensile_jax.progress.phases import Progress
@@ -86,33 +84,13 @@ class IsolatedActor:
     """The actor of a job in a process of its own. The process is started by the first request.
 
     Args:
-        step: a function, or an `Entrypoint`, which makes the job in the process.
-        first: how many steps are done already. If it is not 0, the state of an entrypoint is read from the folder `checkpoints`.
+        payload: the job, packed (`pack_job`).
+        state: the state that was submitted; None if an `Entrypoint` makes it.
         lock: the descriptor of a locked file. The process keeps the file open, so the lock holds until the process has ended.
         died: called once, in another thread, if the process ends without being asked to.
-
-    Raises:
-        TypeError: step, state or batches cannot be sent.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., Any] | Entrypoint,
-        state: Any,
-        batches: Any,
-        *,
-        name: str,
-        device: Device,
-        first: int,
-        checkpoints: Path | None,
-        given_on_host: frozenset[int] = frozenset(),
-        lock: int | None,
-        died: Callable[[BaseException], None],
-    ) -> None:
-        resumed = checkpoints if first else None
-        payload = pack_job(
-            step, state, batches, name=name, device=device, first=first, checkpoints=resumed, given_on_host=given_on_host
-        )
+    def __init__(self, payload: Payload, state: Any, *, lock: int | None, died: Callable[[BaseException], None]) -> None:
         self.structure = jax.tree.structure(state)
         self.state_bytes = 0 if payload.state is None else payload.state.nbytes
         self.process = JobProcess(payload, lock=lock, receive=self._heard, died=died)

@@ -151,14 +151,19 @@ def pack_job(
     checkpoints: Path | None,
     given_on_host: frozenset[int] = frozenset(),
 ) -> Payload:
-    """The payload of a job that runs on `device`. `step` may be an `Entrypoint`; then state and batches are not used.
+    """The payload of a job that runs on `device`.
+
+    Args:
+        step: a function, or an `Entrypoint`; an entrypoint makes state and batches in the job's process.
+        first: how many steps are done already. If it is not 0, an entrypoint's job reads its state from the folder `checkpoints`.
+        given_on_host: the positions of the arrays of `state` that the user has put in host memory.
 
     Raises:
-        TypeError: one of them cannot be sent; the message names it.
+        TypeError: step, state or batches cannot be sent; the message names which of them.
     """
     if isinstance(step, Entrypoint):
         job = _pack("step", step)
-        return Payload(name, _environment(job, device), job, None, first, checkpoints)
+        return Payload(name, _environment(job, device), job, None, first, checkpoints if first else None)
     job = _pack("step", step), _pack("batches", batches), pack_structure(state)
     return Payload(name, _environment(job, device), job, pack_tree(state), first, None, given_on_host)
 

@@ -165,39 +165,36 @@ class Fitting:
 
     def chosen(self, goal: Goal) -> Planned | None:
         """The planner's choice, and its plan, without a margin; None if there is none."""
-        return self._timed(lambda: self._told(lambda: self.planner.plan(goal, self.measured)))
+        with self._planning():
+            return self.planner.plan(goal, self.measured)
 
     def chosen_with_margin(self, goal: Goal, attempt: int = 1) -> Planned | None:
         """The planner's choice, and its plan with the margin; None if there is none."""
         measured = self.with_margin(goal, attempt)
-
-        def plan() -> Planned | None:
+        with self._planning():
             chosen = self.planner.plan(goal, measured)
             if chosen is None and (measured.margin or measured.prior > 1):
                 return self.planner.plan(goal, replace(measured, margin=0, prior=1.0))
             return chosen
 
-        return self._timed(lambda: self._told(plan))
-
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
-        return self._timed(lambda: self._told(lambda: self.planner.revise(choice, goal, self.with_margin(goal, attempt))))
+        with self._planning():
+            return self.planner.revise(choice, goal, self.with_margin(goal, attempt))
 
     def improved(self, choice: Choice, goal: Goal) -> Planned | None:
         """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
-        return self._timed(lambda: self._told(lambda: self.planner.improve(choice, goal, self.with_margin(goal))))
+        with self._planning():
+            return self.planner.improve(choice, goal, self.with_margin(goal))
 
     def adapted(self, precedent: Precedent, goal: Goal) -> Planned | None:
         """The plan of an equal step on other shapes, changed to fit this one; None if it does not, or would be much slower."""
-
-        def plan() -> Planned | None:
+        with self._planning():
             if not self.resembles(precedent, goal):
                 return None
             found = self.planner.adapt(precedent.choice, goal, self.with_margin(goal))
             most_us = _ADAPTED * precedent.slowdown * self.planner.model.whole_us
             return None if found is None or found.plan.step_us > most_us else found
-
-        return self._timed(lambda: self._told(plan))
 
     def resembles(self, precedent: Precedent, goal: Goal) -> bool:
         """Whether the limit is nearly the same share of plain jit's peak."""
@@ -213,18 +210,16 @@ class Fitting:
 
         Infinity means that no plan was found, or that none seems to take less than `upper`.
         """
-        return self._told(lambda: self._quick_us(upper))
-
-    def _quick_us(self, upper: float) -> float:
         goal = self.goal()
-        # with opened loops, computing the bound takes longer than such a plan
-        if not self.planner.model.has_iterations and upper < float("inf") and self.bound_us() >= upper:
-            return float("inf")
-        measured = self.measured if self.step.in_one_program else self.with_margin(goal)
-        found = self.planner.quick_us(goal.limit, measured, upper)
-        if found == float("inf") and (measured.margin or measured.prior > 1):
-            return self.planner.quick_us(goal.limit, replace(measured, margin=0, prior=1.0), upper)
-        return found
+        with self._told():
+            # with opened loops, computing the bound takes longer than such a plan
+            if not self.planner.model.has_iterations and upper < float("inf") and self.bound_us() >= upper:
+                return float("inf")
+            measured = self.measured if self.step.in_one_program else self.with_margin(goal)
+            found = self.planner.quick_us(goal.limit, measured, upper)
+            if found == float("inf") and (measured.margin or measured.prior > 1):
+                return self.planner.quick_us(goal.limit, replace(measured, margin=0, prior=1.0), upper)
+            return found
 
     def expect_plans(self, more: int) -> None:
         """About so many plans more will be made, of this form and of others. It is only told to the user."""
@@ -308,7 +303,7 @@ class Fitting:
             self.compile_plain_jit(to_run=True)
             plan = self._plan_of(choice, goal)
             return None if plan is None else self._result(choice, plan, [whole_executable(self.step, plan.peak_bytes)])
-        plan = self._timed(lambda: self._plan_of(choice, goal))
+        plan = self._plan_of(choice, goal)
         if plan is None:
             return None
         if plan.barriers is not None:
@@ -328,7 +323,7 @@ class Fitting:
             self.compile_plain_jit(to_run=False)
             plan = self._plan_of(choice, goal)
             return None if plan is None else self._result(choice, plan, None)
-        plan = self._timed(lambda: self._plan_of(choice, goal))
+        plan = self._plan_of(choice, goal)
         plan = None if plan is None else self._with_sizes(choice, goal, plan, self.segment_sizes(plan))
         return None if plan is None else self._result(choice, plan, None)
 
@@ -450,8 +445,9 @@ class Fitting:
 
     def _plan_of(self, choice: Choice, goal: Goal) -> Plan | None:
         """The plan of `choice`; None if the replay, which checks every plan, refuses it."""
-        plan = self.planner.plan_of(choice, goal, self.measured)
-        return None if plan is None else self._with_basis(plan)
+        with self._timed():
+            plan = self.planner.plan_of(choice, goal, self.measured)
+            return None if plan is None else self._with_basis(plan)
 
     def _result(
         self, choice: Choice | None, plan: Plan, executables: Sequence[Executable] | None, launched: Plan | None = None
@@ -484,20 +480,27 @@ class Fitting:
     def _plan_of_body(self, operator: OperatorId, body: DrivenBody) -> Plan:
         return self._bodies[operator].plan if operator in self._bodies else body.plan
 
-    def _timed(self, plan: Callable[[], _Found]) -> _Found:
-        began = time.perf_counter()
-        found = plan()
-        self._spent += Spent(plan_s=time.perf_counter() - began)
-        return found
+    @contextmanager
+    def _planning(self) -> Iterator[None]:
+        """Count the time of making one more plan, and tell the user of it."""
+        with self._timed(), self._told():
+            yield
 
-    def _told(self, plan: Callable[[], _Found]) -> _Found:
-        """What `plan` finds; the user is told that one more plan is made."""
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time as time spent on planning."""
+        began = time.perf_counter()
+        yield
+        self._spent += Spent(plan_s=time.perf_counter() - began)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell the user that one more plan is made."""
         plans = self._plans
         self._tell(PLANNING, plans.done, max(plans.about, plans.done + 1))
-        found = plan()
+        yield
         plans.count()
         self._tell(PLANNING, plans.done, plans.about)
-        return found
 
     def _tell(self, what: str, done: int, of: int) -> None:
         if self.options.progress is not None:

@@ -44,6 +44,7 @@ from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.child_process.isolated_actor import IsolatedActor
+from tensile_jax.exec.child_process.payload import pack_job
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.controller.messages import BudgetRequested
 from tensile_jax.exec.controller.state import JobId, State, Wish
@@ -239,15 +240,19 @@ class Runtime:
         number = self._store.new_number()
         actor: Actor
         if asked.isolation == "process":
-            actor = isolated = IsolatedActor(
+            payload = pack_job(
                 step,
                 state,
                 batches,
                 name=asked.name,
                 device=self._device,
                 first=asked.first,
-                checkpoints=checkpoints.folder if checkpoints is not None else None,
+                checkpoints=None if checkpoints is None else checkpoints.folder,
                 given_on_host=on_host,
+            )
+            actor = isolated = IsolatedActor(
+                payload,
+                state,
                 lock=None if lock is None else lock.descriptor,
                 died=lambda error: self._hear(number, messages.ProcessDied(error)),
             )
