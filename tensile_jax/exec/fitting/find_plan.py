@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 
@@ -30,7 +31,7 @@ from tensile_jax.exec.fitting.knowledge import Knowledge, Precedent
 from tensile_jax.exec.fitting.knowledge_store import STORE, keep, kept_file, load
 from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Choice, Goal, Planned
+from tensile_jax.plan import Choice, CompiledSizes, Goal, Planned, Planner
 from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan.search.choice import WHOLE
 from tensile_jax.plan_format import Plan
@@ -40,7 +41,7 @@ _MOST_ATTEMPTS = 8
 _MORE_ATTEMPTS = 2  # of a plan that is improved or adapted
 _ROOM = 0.03  # of the limit: what a plan must leave free to be improved
 _LIKELY_ATTEMPTS = 2  # compiled to run at once; later ones are first compiled for their sizes only
-_NEXT_PLAN_TIME = 0.99  # of the plan's time: what another plan must be predicted to reach
+_NEXT_PLAN_TIME = 0.97  # of the plan's time: what another plan must be predicted to reach to be compiled
 _MOST_SLOWDOWN_ATTEMPTS = 4
 _NEAR = 1.3  # of a budget in bytes: plain jit is compiled if its predicted peak, often too high, is below; not tuned
 _NEAR_SHOWN = 1.1  # the same, once segments have shown by how much predictions are wrong; not tuned
@@ -50,6 +51,8 @@ peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
 _MANY_OPERATORS = 1000  # a larger step whose arguments and results exceed the budget is refused without compiling; not tuned
 _MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
 _NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
+
+_Found = TypeVar("_Found")
 
 
 def begin(step: Step, budget: Budget | None) -> Fitting:
@@ -92,14 +95,30 @@ def predict(fitting: Fitting) -> CompiledPlan:
     return found
 
 
-def fit(fitting: Fitting) -> CompiledPlan:
+def drafted(fitting: Fitting) -> Precedent | None:
+    """A plan that is made before plain jit's peak is known, to be adapted to it; None if there is none that can be.
+
+    Args:
+        fitting: one that predicts.
+    """
+    if fitting.step.bodies or fitting.planner.model.has_iterations:
+        return None
+    goal = fitting.goal()
+    chosen = fitting.chosen_with_margin(goal)
+    return None if chosen is None or chosen.plan.whole else _precedent(fitting.planner, goal.limit, fitting.measured, chosen)
+
+
+def fit(fitting: Fitting, draft: Precedent | None = None) -> CompiledPlan:
     """A plan whose compiled peak is within the budget. What was learned is stored, also where there is no such plan.
+
+    Args:
+        draft: a plan of the same step, which is adapted if it resembles what is asked for.
 
     Raises:
         BudgetTooSmall: there is no such plan; the error names the least peak that compiling has confirmed.
     """
     try:
-        return _fit(fitting)
+        return _fit(fitting, draft)
     finally:
         learn(fitting)
 
@@ -123,20 +142,20 @@ def learn(fitting: Fitting) -> None:
         STORE.learn(step.origin.kind, lambda known: known.with_jit_peak(learned.jit_peak_bytes))
 
 
-def _fit(fitting: Fitting) -> CompiledPlan:
+def _fit(fitting: Fitting, draft: Precedent | None) -> CompiledPlan:
     step, options = fitting.step, fitting.options
     wants_least = fitting.budget is None and options.max_slowdown is not None
     if options.policy != "auto" or wants_least:
         limit = float("inf") if wants_least else fitting.limit()
         found = _chosen_before(fitting, limit)
         if found is None:
-            found = _fast_enough(fitting) if wants_least else _search(fitting, fitting.goal())
+            found = _fast_enough(fitting) if wants_least else _search(fitting, None, fitting.goal())
             _confirm(step.kind, limit, found)
         return found
     file = take_over(fitting)
     goal = fitting.goal()
     before = STORE.known(step.kind).merged(fitting.known)
-    found = _in_line_with(fitting, before, goal, partial(_search, fitting), fitting.compiled)
+    found = _in_line_with(fitting, before, goal, partial(_search, fitting, draft), fitting.compiled)
     learn(fitting)
     known = _confirm(step.kind, goal.limit, found)
     STORE.learn(step.origin.kind, lambda known: replace(known, forms=known.forms | {step.kind}))
@@ -151,33 +170,41 @@ def _confirm(kind: Hashable, limit: float, found: CompiledPlan) -> Knowledge:
     assert choice is not None  # the planner has made it
     step = found.step
     if found.executables is not None and not found.plan.whole and not step.bodies and limit < float("inf"):
-        model, sizes = step.planner.model, STORE.known(kind).measured
-        share, slowdown = limit / max(step.planner.whole_peak_bytes(sizes), 1), found.plan.step_us / model.whole_us
-        STORE.set_precedent(step.origin.structure, step.structure, Precedent(share, slowdown, choice))
+        precedent = _precedent(step.planner, limit, STORE.known(kind).measured, Planned(found.plan, choice))
+        STORE.set_precedent(step.origin.structure, step.structure, precedent)
     return STORE.learn(kind, lambda known: known.with_confirmed(limit, found.plan.peak_bytes, choice))
 
 
-def try_whole(fitting: Fitting) -> None:
+def _precedent(planner: Planner, limit: float, measured: CompiledSizes, found: Planned) -> Precedent:
+    share = limit / max(planner.whole_peak_bytes(measured), 1)
+    return Precedent(share, found.plan.step_us / planner.model.whole_us, found.choice)
+
+
+def try_whole(fitting: Fitting, meanwhile: Callable[[], _Found | None] = lambda: None) -> _Found | None:
     """Compile plain `jax.jit`'s executable if the budget is a share of its peak, or not far below its predicted peak.
 
     If plain jit keeps a budget in bytes, it is the plan. While plain jit compiles for a share, the planner finds the smallest
-    budget, which it needs in any case. Equal steps share the executable. Nothing is compiled if arguments and results alone
-    exceed a budget in bytes or, in a large step, twice the predicted share.
+    budget, which it needs in any case, and `meanwhile` is called; what that returns is the result. Equal steps share the
+    executable. Nothing is compiled if arguments and results alone exceed a budget in bytes or, in a large step, twice the
+    predicted share.
     """
     if _is_share(fitting) and fitting.options.policy == "auto":
         take_over(fitting)
     share = None if fitting.budget is None else fitting.budget.share
     predicted = untried_whole_bytes(fitting)
+    found = None
     if share is not None and share >= 1:
         fitting.compile_plain_jit(to_run=True)
     elif share is not None and predicted is not None and not _is_refused_at_once(fitting, fitting.limit() / _NEAR_FLOOR):
         fitting.begin_plain_jit()
         fitting.floor_bytes()
+        found = meanwhile()
         fitting.compile_plain_jit(to_run=False)
     elif predicted is not None and fitting.options.policy == "auto" and predicted <= _NEAR * fitting.limit():
         if not _exceeded_at_ends(fitting, fitting.limit()):
             fitting.compile_plain_jit(to_run=True)
     learn(fitting)
+    return found
 
 
 def whole_may_help(fitting: Fitting, floor_bytes: int) -> bool:
@@ -317,8 +344,8 @@ def _fast_enough(fitting: Fitting) -> CompiledPlan:
     return best
 
 
-def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
-    """The plan of the planner's choice, compiled, within the limit.
+def _search(fitting: Fitting, draft: Precedent | None, goal: Goal) -> CompiledPlan:
+    """The plan of the planner's choice, compiled, within the limit; or `draft`, or the plan for other shapes, adapted.
 
     If the planner has no choice that compiling confirms, the plan with the least peak is compiled. Where compiling shows that
     predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then.
@@ -330,7 +357,7 @@ def _search(fitting: Fitting, goal: Goal) -> CompiledPlan:
     if _is_refused_at_once(fitting, goal.limit):
         raise fitting.too_small(goal.limit, fitting.floor_bytes(), None)
     if not _exceeded_at_ends(fitting, goal.limit):
-        precedent = STORE.precedent(fitting.step.structure)
+        precedent = draft or STORE.precedent(fitting.step.structure)
         adapted = None if precedent is None else fitting.adapted(precedent, goal)
         found = None if adapted is None else _within(fitting, goal, _MORE_ATTEMPTS, adapted)
         found = found or _within(fitting, goal, _MOST_ATTEMPTS)

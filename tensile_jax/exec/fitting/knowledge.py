@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Precedent(NamedTuple):
-    """The plan of a step with the same operators on other shapes.
+    """The plan of a step with the same operators, made for other shapes, or before plain jit's peak was known.
 
     Attributes:
         share: its limit over plain jit's peak.

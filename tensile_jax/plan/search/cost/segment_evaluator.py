@@ -16,7 +16,7 @@ from tensile_jax.plan.search.cost.segment_account import PartialSegment, Segment
 from tensile_jax.plan.search.cost.timing import GRID_US
 from tensile_jax.plan.search.cost.workspace import CompiledSizes, Correction, SegmentKey, correction, predicted_workspace
 
-_COMPILING = 0.001  # of the step's time: the least cost of a segment, since each is compiled (`make bench-first-call`)
+_COMPILING = 0.004  # of the step's time: the least cost of a segment, as each is compiled (`make bench-workloads`)
 _SHORT = 200  # nodes that count as one more evaluated segment (`make bench-constants`)
 
 
