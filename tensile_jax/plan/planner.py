@@ -208,7 +208,7 @@ class Planner:
 
     def floor_bytes(self, measured: CompiledSizes) -> int:
         """The smallest limit for which the policy has a plan, where no margin is kept."""
-        measured = replace(measured, margin=0, prior=1.0)
+        measured = measured.without_hints()
         return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
 
     def with_prior(self, measured: CompiledSizes) -> CompiledSizes:
@@ -229,7 +229,7 @@ class Planner:
 
     def remember_floor(self, measured: CompiledSizes, floor_bytes: int) -> None:
         """Take over the smallest limit that another planner of this step has found with these compiled sizes."""
-        self._latest.put("floor", replace(measured, margin=0, prior=1.0), floor_bytes)
+        self._latest.put("floor", measured.without_hints(), floor_bytes)
 
     def is_possible(self, choice: Choice) -> bool:
         """Whether a choice that was kept in a file is one of this step."""

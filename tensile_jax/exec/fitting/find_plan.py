@@ -177,7 +177,7 @@ def _confirm(kind: Hashable, limit: float, found: CompiledPlan) -> Knowledge:
 
 def _precedent(planner: Planner, limit: float, measured: CompiledSizes, found: Planned) -> Precedent:
     share = limit / max(planner.whole_peak_bytes(measured), 1)
-    return Precedent(share, found.plan.step_us / planner.model.whole_us, found.choice)
+    return Precedent(share, found.plan.step_us / planner.model.whole_us, found.choice, measured.workspaces)
 
 
 def try_whole(fitting: Fitting, meanwhile: Callable[[], _Found | None] = lambda: None) -> _Found | None:

@@ -87,13 +87,17 @@ class Fitting:
         self._plans = plans or _PlanCount()
         self._spent = Spent()
         self._has_prior = not predicts
+        precedent = None if predicts else STORE.precedent(step.structure)
+        self._alike = {} if precedent is None else precedent.workspaces
         self._tried: set[object] = set()  # the keys of the choices that were compiled
         self._bodies: dict[OperatorId, CompiledPlan] = {}  # of driven loops, once they are compiled
 
     @property
     def measured(self) -> CompiledSizes:
         """What compiling has shown so far, and what that lets expect."""
-        return self.planner.with_prior(self.known.measured) if self._has_prior else self.known.measured
+        if not self._has_prior:
+            return self.known.measured
+        return replace(self.planner.with_prior(self.known.measured), alike=self._alike)
 
     @property
     def spent(self) -> Spent:
@@ -125,7 +129,7 @@ class Fitting:
     def without_workspaces(self) -> Iterator[None]:
         """Plan as if no segment had been compiled before. Afterwards, what was known is known again, and what was learned."""
         before = self.known.measured.workspaces
-        self.known = replace(self.known, measured=replace(self.known.measured, workspaces={}, prior=1.0))
+        self.known = replace(self.known, measured=replace(self.known.measured.without_hints(), workspaces={}))
         self._has_prior = False
         try:
             yield
@@ -173,8 +177,8 @@ class Fitting:
         measured = self.with_margin(goal, attempt)
         with self._planning():
             chosen = self.planner.plan(goal, measured)
-            if chosen is None and (measured.margin or measured.prior > 1):
-                return self.planner.plan(goal, replace(measured, margin=0, prior=1.0))
+            if chosen is None and measured != measured.without_hints():
+                return self.planner.plan(goal, measured.without_hints())
             return chosen
 
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
@@ -217,8 +221,8 @@ class Fitting:
                 return float("inf")
             measured = self.measured if self.step.in_one_program else self.with_margin(goal)
             found = self.planner.quick_us(goal.limit, measured, upper)
-            if found == float("inf") and (measured.margin or measured.prior > 1):
-                return self.planner.quick_us(goal.limit, replace(measured, margin=0, prior=1.0), upper)
+            if found == float("inf") and measured != measured.without_hints():
+                return self.planner.quick_us(goal.limit, measured.without_hints(), upper)
             return found
 
     def expect_plans(self, more: int) -> None:
@@ -333,7 +337,7 @@ class Fitting:
             self._tried.add(choice.key)
             self._spent += Spent(tries=1)
         found = self.planner.with_measured(choice, self.workspaces(plan, sizes), self.measured)
-        self.known = replace(self.known, measured=found)
+        self.known = replace(self.known, measured=found.without_hints())
         again = self._plan_of(choice, goal)
         return None if again is None else replace(again, workspaces="compiled")
 

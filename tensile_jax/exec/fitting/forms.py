@@ -35,8 +35,8 @@ _LARGE_TENSOR = 1 / 32  # of plain jit's peak: a part without such a tensor is r
 _MANY_EQUATIONS = 200  # the same if the part has more equations, since each rewrite of it is planned; not tuned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
 _AS_EXPECTED = 0.9, 1.35
-"""Of plain jit's predicted peak: if the compiled peak is outside, a new plan is made. A wider range saves planning, and gives plans
-that are 1 to 3 % slower (`make bench-workloads`)."""
+"""Of plain jit's predicted peak: if the compiled peak is outside, a new plan is made. A wider range saves planning, and gives
+plans that are 1 to 3 % slower (`make bench-workloads`)."""
 _LOWER = 0.9  # of the budget: the next budget after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
 

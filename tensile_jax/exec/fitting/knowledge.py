@@ -13,11 +13,12 @@ more makes a new one. The store (`knowledge_store.py`) holds the latest value fo
 """
 
 from bisect import insort
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tensile_jax.plan import Choice, CompiledSizes
+from tensile_jax.plan.search.cost.workspace import Compared, SegmentKey
 
 
 class Entry(NamedTuple):
@@ -35,11 +36,13 @@ class Precedent(NamedTuple):
         share: its limit over plain jit's peak.
         slowdown: the predicted time of a step over that of the step as one executable.
         choice: what the planner chose.
+        workspaces: what compiling has shown of its segments, and of others that were tried.
     """
 
     share: float
     slowdown: float
     choice: Choice
+    workspaces: Mapping[SegmentKey, Compared]
 
 
 @dataclass(frozen=True, slots=True)

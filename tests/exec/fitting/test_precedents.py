@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.plan import Planner
+from tensile_jax.exec.compiling.plain_jit import PlainJit
+from tensile_jax.plan import CompiledSizes, Planner
 from tests.builders import fresh
 
 
@@ -65,7 +66,7 @@ def check(function: tensile.PlannedFunction, n: int) -> float:
 def test_other_shapes_need_no_search(searches: list[str]) -> None:
     function = tensile.jit(step, budget="60%", donate_argnums=0)
     large_us = check(function, 8192)
-    assert "searched" in searches and "adapted" not in searches
+    assert "searched" in searches
     searches.clear()
     with pytest.warns(UserWarning, match="planned and compiled again"):
         assert check(function, 6144) < large_us
@@ -91,4 +92,31 @@ def test_other_operators_have_a_plan_of_their_own(searches: list[str]) -> None:
     searches.clear()
     shallow = tensile.jit(lambda weights, x: step(weights[:5], x), budget="60%", donate_argnums=0)
     shallow(fresh(WEIGHTS), rows(6144))
-    assert "searched" in searches and "adapted" not in searches
+    assert "searched" in searches
+
+
+def test_a_first_plan_is_drafted_while_plain_jit_compiles_and_then_adapted(
+    searches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, sized = PlainJit.begin, PlainJit.sized
+    monkeypatch.setattr(PlainJit, "begin", lambda self: (searches.append("compiling"), begin(self)))
+    monkeypatch.setattr(PlainJit, "sized", lambda self, tell: (searches.append("compiled"), sized(self, tell))[1])
+    check(tensile.jit(step, budget="60%", donate_argnums=0), 4096)
+    assert searches.index("compiling") < searches.index("searched") < searches.index("compiled") < searches.index("adapted")
+    assert "searched" not in searches[searches.index("compiled") :]
+
+
+def test_what_compiling_has_shown_on_other_shapes_corrects_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = tensile.jit(step, budget="60%", donate_argnums=0)
+    check(function, 8192)
+    shown: list[CompiledSizes] = []
+    adapt = Planner.adapt
+
+    def adapted(self: Planner, choice: Any, goal: Any, measured: CompiledSizes) -> Any:
+        shown.append(measured)
+        return adapt(self, choice, goal, measured)
+
+    monkeypatch.setattr(Planner, "adapt", adapted)
+    with pytest.warns(UserWarning, match="planned and compiled again"):
+        check(function, 6144)
+    assert len(shown) == 1 and shown[0].alike and not shown[0].workspaces

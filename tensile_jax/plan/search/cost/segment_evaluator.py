@@ -99,6 +99,7 @@ class Evaluator:
         self._latest: Evaluator | None = None  # the same with what was measured last
         self._found = LatestResults()
         self._at_places: set[tuple[int, int]] = set()
+        self._compared = self._measured.compared
         self._corrections: dict[tuple[int, int], Correction] = {}
         self.alias_of = {new: old for old, new in step.aliases.items()}
         self.old_of = {new: old for old, new in step.pairs}
@@ -218,6 +219,7 @@ class Evaluator:
         self._latest = new = copy(self)
         new._measured, new._latest, new._found = measured, None, LatestResults()
         new._at_places = {(begin, end) for begin, end, _, _ in measured.workspaces}
+        new._compared = measured.compared
         new._corrections = {}
         return new
 
@@ -255,14 +257,14 @@ class Evaluator:
         """The workspace of the segment between two boundaries, and whether it was measured."""
         places = self.places[a], self.places[b]
         predicted = predicted_workspace(account, self.profile)
-        if not self._at_places:
+        if not self._compared:
             return int(predicted * self._measured.prior) + self._measured.margin, False
         if places in self._at_places:
             known = self._measured.workspaces.get(self.key(a, b, account.again, wanted))
             if known is not None:
                 return known.nbytes, True
         if places not in self._corrections:
-            self._corrections[places] = correction(*places, self._measured.workspaces, self._measured.prior)
+            self._corrections[places] = correction(*places, self._compared, self._measured.prior)
         ratio, copied = self._corrections[places]
         copies = copied * self.condensed.bytes_of(wanted) if copied else 0.0
         return int(predicted * ratio + copies) + self._measured.margin, False

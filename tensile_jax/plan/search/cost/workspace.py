@@ -18,7 +18,7 @@ bytes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -62,12 +62,23 @@ class CompiledSizes:
 
     `workspaces` is by segment. `whole` is the peak of the step as one executable. `margin` is added to the workspace of each
     segment that was not compiled yet. `prior` is the ratio by which predictions are corrected where no segment was compiled yet.
+    `alike` are workspaces of the same step on other shapes, which correct predictions in the same way as `workspaces`.
     """
 
     workspaces: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
     whole: int | None = None
     margin: int = 0
     prior: float = 1.0
+    alike: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
+
+    @property
+    def compared(self) -> Mapping[SegmentKey, Compared]:
+        """The workspaces by which predictions are corrected."""
+        return {**self.alike, **self.workspaces}
+
+    def without_hints(self) -> "CompiledSizes":
+        """Only what compiling has shown of this step."""
+        return replace(self, margin=0, prior=1.0, alike={})
 
 
 def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:
