@@ -332,6 +332,8 @@ def _in_a_pool(
 ) -> Iterator[tuple[SegmentCode, _Made]]:
     """What `begin` begins to make of each code of which nothing is known, in a pool of threads; equal code is made once.
 
+    Code of many operators comes first, so that no thread is left alone with it at the end.
+
     Args:
         left: what is being made for a call that has ended before. It is taken from there, and what this call leaves is put there.
     """
@@ -343,7 +345,7 @@ def _in_a_pool(
     pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), thread_name_prefix="tensile-compile")
     running: dict[Hashable, Future[_Made]] = {}
     try:
-        for content, code in missing.items():
+        for content, code in sorted(missing.items(), key=lambda one: -one[1].operators):
             before = left.pop(content, None)
             running[content] = begin(code, pool) if before is None else before
         for done, (content, future) in enumerate(running.items(), start=1):

@@ -44,6 +44,7 @@ class SegmentCode:
         content: equal for segments that can share an executable.
         out_shardings: for each result its sharding, if the step runs on several devices; `avals` then have shardings, too.
         on_host: for each result whether it is in host memory, if any input or result is, and the step runs on one device.
+        operators: how many operators it runs. Code of many operators takes long to compile.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -52,6 +53,7 @@ class SegmentCode:
     content: Hashable
     out_shardings: tuple[Any, ...] | None = None
     on_host: tuple[bool, ...] | None = None
+    operators: int = 0
 
 
 class SegmentBuilder:
@@ -100,7 +102,7 @@ class SegmentBuilder:
         results = tuple((number[v], v in program.weak) for v in writes)
         content = (shapes, tuple(body), results, positions, out_shardings)
         on_host = self.on_host(inputs, outputs, effectful=effectful)
-        return SegmentCode(segment, avals, positions, content, out_shardings, on_host)
+        return SegmentCode(segment, avals, positions, content, out_shardings, on_host, len(operators))
 
     def out_shardings(self, outputs: Sequence[TensorId], *, effectful: bool) -> tuple[Any, ...] | None:
         """The shardings of the results of a segment with these outputs; None if the step runs on one device."""

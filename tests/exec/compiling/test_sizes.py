@@ -1,9 +1,11 @@
 """The sizes of code that is only tried, and plain jit's peak, from executables that XLA does not optimize."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.plain_jit import PlainJit
@@ -62,3 +64,19 @@ def test_where_the_user_sets_the_level_of_optimization_sizes_are_those_of_that_l
     assert own.sizes([code(64)])[0].temporary_bytes > 0 and len(own) == 1
     plain = PlainJit(own, jax.jit(code(64).function).trace(*block(64)), ALONE)
     assert plain.sized() is plain.compiled()
+
+
+def test_code_of_many_operators_is_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[int] = []
+    lower = Compiler._lower
+
+    def lowering(self: Compiler, code: SegmentCode) -> tuple[object, object]:
+        lowered.append(code.operators)
+        return lower(self, code)
+
+    monkeypatch.setattr(Compiler, "_lower", lowering)
+    codes = [replace(code(width), operators=operators) for width, operators in ((8, 3), (16, 9), (24, 5))]
+    executables = Compiler(jax.devices("cpu")[0], committed=False).compile(codes)
+    assert lowered == [9, 5, 3]
+    for width, executable in zip((8, 16, 24), executables, strict=True):
+        assert executable.call(*block(width))[0].shape == block(width)[0].shape
