@@ -39,7 +39,7 @@ class ClusterJob:
         make: an `Entrypoint`, or a function without arguments that returns (step, state, batches). It is called where the job
             runs, and again wherever the job goes on. A function must be picklable. Its batches must come in the same order again.
         steps: how many iterations the job does.
-        name: letters, digits, `_`, `-` and `.`, with a letter, a digit or `_` first. None: the name of the entrypoint or function.
+        name: letters, digits, `_`, `-` and `.`; the first is no `-` or `.`. None: the name of the entrypoint or function.
         priority: the job's share of its device's time, in proportion to the other jobs there.
         max_slowdown: see `tensile_jax.Runtime.submit`.
         checkpoint_every: a checkpoint is made after every `checkpoint_every` steps; if a device dies, its jobs go on from their

@@ -144,7 +144,7 @@ class Dispatcher:
         """End without waiting for launches and copies that are under way."""
         self.end()
         self._lane.abandon()
-        self._inbox.put(None)  # in the place of the one that the launches' thread would send
+        self._inbox.put(None)  # instead of the one that the launches' thread would send
         self._copies.shutdown(wait=False, cancel_futures=True)
         self._metrics.abandon()
 
