@@ -10,7 +10,7 @@ done a step, and lasts `--seconds`. With the steps that each job does in the mea
 
     throughput = sum over jobs of (steps) x (plain jit's step time) / (measured time)
 
-`cpu_throughput` is the same, with the CPU time of this process in the place of elapsed time; other processes on the machine
+`cpu_throughput` is the same, with the CPU time of this process instead of elapsed time; other processes on the machine
 disturb it less. `computing` is the part of the measured time in which a segment ran.
 """
 

@@ -102,9 +102,9 @@ class PlannedFunction:
     def bound_us(self, /, *args: Any, **kwargs: Any) -> float:
         """A lower bound, in microseconds, on the time of a step under any plan that keeps the budget; infinite without a plan.
 
-        It is no bound of plans that evaluate a part of the step in chunks. It holds in the planner's model of the device, so
-        compare it with a plan's `step_us`. Finding it takes about as long as planning.
-        See `tensile_jax/plan/search/bounds/time_bound.py`.
+        The bound holds in the planner's model of the device, so compare it with a plan's `step_us`. Plans that evaluate a part of
+        the step in chunks may be below it. Finding the bound takes about as long as planning. See
+        `tensile_jax/plan/search/bounds/time_bound.py`.
         """
         with self._calls.showing():
             return bound_us(self._calls.step(args, kwargs), self._calls.budget)
@@ -122,7 +122,7 @@ class PlannedFunction:
     def jit_peak_bytes(self, /, *args: Any, **kwargs: Any) -> int:
         """The peak of plain `jax.jit` for these arguments, in bytes. The first call compiles the plain function.
 
-        A budget that is a share is then one of this peak also before the first call, and not one of a prediction.
+        A budget such as `"60%"` is then a share of this compiled peak, and no longer of a predicted one.
         """
         with self._calls.showing():
             return jit_peak_bytes(self._calls.step(args, kwargs))
@@ -171,11 +171,11 @@ def jit(
             compiles plain jit. If the step runs on several devices, the budget is that of each. None: the memory that is free
             on the device; on a CPU no limit.
         host_budget: the pinned host memory that a plan may use for each device: bytes, or a size such as `"8GiB"`. What would
-            exceed it is not swapped. None: what is free for the process when the step is planned, less some room (the limits of
-            its control groups and XLA's pool of pinned memory count). Where a launch runs out of device memory, the executor
-            copies what it can to the host, and that is not limited.
-        max_slowdown: a limit on time in the place of a budget. The step gets as little memory as possible, while its predicted
-            time is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
+            exceed it is not swapped. None: what is free for the process when the step is planned, less a reserve (the limits of
+            its control groups and XLA's pool of pinned memory count). If a launch runs out of device memory, the executor copies
+            to the host whatever it can, even beyond this budget.
+        max_slowdown: a limit on time, instead of a budget. The plan uses as little memory as possible, while its predicted time
+            is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and
             `"capuchin"`; `"checkpoint"`, what `jax.checkpoint` of every block does; `"none"`, the same segments without events.
         device_profile: name of a profile, or path of a TOML file. Default: the profile of the device of the arguments.
@@ -200,7 +200,7 @@ def jit(
             less long, than the plan was made for. The new plan is made from measured latencies, mostly in another process, and
             holds from some later call on. Where it cuts or recomputes the step in another way, results are rounded in another
             way from then on, so two equal trainings may differ by rounding. None: a plan is never replaced because of its times.
-        keep_plans: a folder in which every plan is kept that comes to use: `plan-000.json`, `plan-001.json`, and so on.
+        keep_plans: a folder into which every plan that is used is written: `plan-000.json`, `plan-001.json`, and so on.
         progress: what a call shows while it traces, plans and compiles. None: once that has taken three seconds, a line on
             standard error that is rewritten and removed at the end, or a bar in a notebook; nothing where standard error is no
             terminal, and nothing under pytest. True: the same everywhere; where there is no terminal, a line for each phase.

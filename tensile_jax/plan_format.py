@@ -117,7 +117,7 @@ class Plan:
         budget_bytes: the budget; None for no limit.
         budget_basis: what the budget was computed from, for people: a share of plain jit's peak, which was compiled or predicted,
             or the memory of the device. Empty if the user gave a number of bytes, or no limit holds.
-        max_slowdown: what the user gave in the place of a budget: the allowed time of the step, as a multiple of its time as one
+        max_slowdown: what the user gave instead of a budget: the allowed time of the step, as a multiple of its time as one
             executable.
         peak_bytes: predicted peak of device memory, workspaces included.
         workspaces: "predicted" before compiling: every workspace, and with it every `device_bytes` and the peak, is an estimate.

@@ -69,7 +69,7 @@ def muon() -> Workload:
 
 
 def schedule_free() -> Workload:
-    """An average of the weights in the place of a schedule (Defazio et al., 2024)."""
+    """An average of the weights instead of a schedule (Defazio et al., 2024)."""
     return _with_optimizer(optax.contrib.schedule_free_adamw(1e-3))
 
 

@@ -56,7 +56,7 @@ class DeviceTable:
 
     Attributes:
         budget: for all jobs together; a share is a share of the sum of the jobs' plain-jit peaks.
-        host_budget_bytes: of pinned host memory. None: what is free when the run begins, less some room.
+        host_budget_bytes: of pinned host memory. None: what is free when the run begins, less a reserve.
         device_profile: the name or the file of a profile. None: the profile of this machine's device.
     """
 

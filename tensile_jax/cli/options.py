@@ -77,7 +77,7 @@ _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def _gathered(name: str, make: Callable[..., Any], parameters: Collection[str], *decorators: _Decorator) -> _Decorator:
     """A decorator that adds `decorators`, which are options and arguments, to a command.
 
-    The command gets one argument `name` in the place of `parameters`, with the value `make(**parameters)`.
+    The command gets one argument `name` instead of `parameters`, with the value `make(**parameters)`.
     """
 
     def decorator(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ host_budget_option = click.option(
     "--host-budget",
     metavar="B",
     callback=_readable_budget,
-    help='Host memory for what is swapped: bytes, or a size such as "8GiB". Without it: what is free, less some room.',
+    help='Host memory for what is swapped: bytes, or a size such as "8GiB". Without it: what is free, less a reserve.',
 )
 
 

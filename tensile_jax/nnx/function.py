@@ -124,7 +124,7 @@ class NnxFunction:
         """The result of `question`, a method of the planned function, for the pytrees that Flax makes of the arguments.
 
         Only Flax's wrapper can make these pytrees. Its method `trace` makes them, calls `jitted_fn.trace` with them, and returns
-        the result as `traced`. So `question` is called in the place of `jitted_fn.trace`.
+        the result as `traced`. So `question` is called instead of `jitted_fn.trace`.
         """
         token = _question.set(question)
         try:

@@ -11,6 +11,8 @@ search/         how `auto` searches: the condensed step, the memory of segments,
 analysis/       computes facts about a step: latencies, copy times, lifetimes, fusion
 result/         builds a plan from a choice, simulates it and checks it
 multi_job/      several jobs under one budget: admission, safety, state on the host
+
+latest_results.py   what several of these do not compute twice
 """
 
 from tensile_jax.plan.analysis.device_profile import DeviceProfile

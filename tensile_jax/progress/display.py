@@ -1,4 +1,4 @@
-"""Shows all calls of this process that have taken three seconds or morein one place.
+"""Shows all calls of this process that have taken three seconds or more, in one place.
 
     with DISPLAY.call("train_step", None):     the call, in the thread that makes it
         DISPLAY.tell("planning", 0, 3)         what it is doing, told in the same thread

@@ -31,7 +31,7 @@ class Screen(Protocol):
     """Shows calls."""
 
     def show(self, calls: Sequence[CallPhases], now_s: float) -> None:
-        """Show these calls, of which there is at least one, in the place of what was shown before."""
+        """Show these calls, of which there is at least one, instead of what was shown before."""
         ...
 
     def clear(self) -> None:

@@ -39,10 +39,11 @@ class ClusterJob:
         make: an `Entrypoint`, or a function without arguments that returns (step, state, batches). It is called where the job
             runs, and again wherever the job goes on. A function must be picklable. Its batches must come in the same order again.
         steps: how many iterations the job does.
-        name: letters, digits, `_`, `-` and `.`, none of which but `_` is the first. None: the name of the entrypoint or function.
+        name: letters, digits, `_`, `-` and `.`; the first is no `-` or `.`. None: the name of the entrypoint or function.
         priority: the job's share of its device's time, in proportion to the other jobs there.
         max_slowdown: see `tensile_jax.Runtime.submit`.
-        checkpoint_every: steps between checkpoints, which are lost at most when a device dies. None: only when paused or ended.
+        checkpoint_every: a checkpoint is made after every `checkpoint_every` steps; if a device dies, its jobs go on from their
+            latest checkpoints. None: checkpoints are made only when the job is paused or has ended.
         isolation: "thread": in the process of the device. "process": in a process of its own.
         start_after: seconds after the submission, or another job of the cluster; None: at once.
         devices: among how many devices of one host the job's state is divided: its mesh is one of `jax.devices()`.
@@ -179,7 +180,7 @@ def submit(
 
 
 def attach(address: str | None = None) -> "ClusterRun":
-    """The jobs that were submitted to a cluster before, by anyone: to look at them, and to steer them.
+    """Find the jobs that anyone has submitted to a cluster, to follow and to steer them.
 
     Raises:
         ValueError: no jobs were submitted to this cluster.
@@ -241,7 +242,7 @@ class ClusterRun:
         return self.status()
 
     def status(self) -> ClusterStatus:
-        """How the devices of the cluster, and all of its jobs, stand."""
+        """A snapshot of the cluster's devices and of all its jobs."""
         return self._call(self._coordinator.status.remote())
 
     def pause(self, job: str) -> None:

@@ -29,7 +29,7 @@ _SHOWN = {
 
 
 @click.command(short_help="Measure this machine's device, so that plans predict its times.")
-@click.option("--quick", is_flag=True, help="Take about 10 s in the place of 60.")
+@click.option("--quick", is_flag=True, help="Take about 10 s instead of 60.")
 @click.option("--device", metavar="N", type=click.IntRange(0), default=0, help="Number in jax.devices().  [default: 0]")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 def calibrate(quick: bool, device: int, output: Path | None) -> None:

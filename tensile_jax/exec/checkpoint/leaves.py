@@ -79,7 +79,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def find_difference(saved: tuple[Leaf, ...], like: tuple[Leaf, ...]) -> str | None:
-    """How the first leaf that differs does so; None if a saved state may be restored in the place of `like`.
+    """How the first leaf that differs does so; None if a saved state may be restored instead of `like`.
 
     A step turns Python scalars and NumPy's 64-bit arrays into arrays of JAX's dtypes. Such a leaf of `like` agrees with its own
     dtype and with that which JAX gives it.

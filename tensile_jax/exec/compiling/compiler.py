@@ -308,7 +308,7 @@ def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs:
 
 
 def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
-    """Compile a lowered segment. If `call` is not None, it is called in the place of the compiled function."""
+    """Compile a lowered segment. If `call` is not None, it is called instead of the compiled function."""
     with _short_compilations_cached():
         compiled = lowered.compile()
     return Executable(call or compiled, _read_sizes(compiled))

@@ -298,7 +298,7 @@ class Iteration:
             copies = [jax.numpy.copy(env[slot]) for slot in inputs]
             made = call(*copies)
             for slot, copy in zip(inputs, copies, strict=True):
-                if copy.is_deleted():  # it was donated, in the place of the original
+                if copy.is_deleted():  # it was donated, instead of the original
                     env[slot].delete()
             return made
         if not is_out_of_memory(error, effectful=executor._program.effectful):

@@ -9,9 +9,9 @@ of the threads below acts at a time. Whoever holds the lock never waits for the 
                 A GPU allocates memory in the order of launches, so all moves of a run are issued at once, under the lock. On a
                 CPU, this thread carries out the moves itself, one after another. When a run is over, this thread handles that
                 event: it ends the iteration and begins the next one, without waking another thread
-    copies      several threads, which wait for copies: for those of a job's WAIT move, for those of a whole state (parking and
-                unparking), and, in watched iterations, for those whose times are recorded. When such a wait is over, they handle
-                the event
+    copies      several threads, which wait for copies: for those that a job's move needs, for those of a whole state (parking
+                and unparking), and, in watched iterations, for those whose times are recorded. When such a wait is over, they
+                handle the event
     metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them for the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
@@ -144,7 +144,7 @@ class Dispatcher:
         """End without waiting for launches and copies that are under way."""
         self.end()
         self._lane.abandon()
-        self._inbox.put(None)  # in the place of the one that the launches' thread would send
+        self._inbox.put(None)  # instead of the one that the launches' thread would send
         self._copies.shutdown(wait=False, cancel_futures=True)
         self._metrics.abandon()
 

@@ -73,11 +73,11 @@ class Runtime:
     Args:
         budget: the device memory for all jobs together: bytes, or a size such as `"8GiB"`.
         host_budget: the pinned host memory for tensors that are swapped out and for parked states, for each device: bytes, or a
-            size. None: what is free for the process now, less some room, as for `tensile_jax.jit`.
+            size. None: what is free for the process now, less a reserve, as for `tensile_jax.jit`.
         device: a `jax.Device`; by default the first of `jax.devices()`.
-        devices: several `jax.Device`s, in the place of `device`. A job whose state is divided among some or all of them runs on
-            these, under the budget on each. Every other job runs on the first. All budgets and sizes are those of one device, and
-            each job counts as if it was on all of them.
+        devices: several `jax.Device`s, instead of `device`. A job whose state is divided among some or all of them runs on
+            these, under the budget on each. Every other job runs on the first one. All budgets and sizes are those of one device.
+            Each job counts as if it ran on all of them.
         device_profile: the name of a device profile, or the path of a TOML file; by default the one for the device.
         checkpoints: a folder, in which every job has a folder of its own. A checkpoint is made whenever a job is paused or ends,
             also if it ends by Ctrl-C or because its user code failed.
@@ -151,7 +151,7 @@ class Runtime:
         resume: bool = False,
         isolation: Isolation = "thread",
     ) -> Job:
-        """A new job: `steps` iterations of `step(state, batch) -> (state, metrics)`.
+        """Submit a new job: `steps` iterations of `step(state, batch) -> (state, metrics)`.
 
         The state must not be used afterwards, as with a donated argument. User code (`batches`, `on_step`) runs in a thread that
         belongs to the job.

@@ -26,10 +26,11 @@ The leaves determine these properties of tensors t and operators o:
                  statistics of rows (below) are virtual as well.
     relaid(t)  : a light operator makes t, and heavy operators read it only as operands that they copy into another layout
                  (`Operator.relaid`). XLA writes the copies, and t itself only if another segment needs it.
-    join       : a light operator, such as a residual sum, that brings the leaves of several inputs together. Its leaves have more
-                 bytes than the leaves of its largest input alone; more by over a quarter of its result
-    reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if o is written to memory
-                 for heavy operators to read); otherwise 0
+    join       : a light operator, such as a residual sum, that brings the leaves of several inputs together. Take the bytes of
+                 its leaves. Subtract the bytes of its result, or those of the leaves of one input, whichever is most. The rest is
+                 what the operator reads in addition. It is a join if the rest is over a quarter of its result
+    reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if the result of o is
+                 written to memory); otherwise 0
     statistic  : the result of a reduction over the rows of a tensor (or of a function of the tensor). A light operator combines
                  the result with that tensor on the way to a heavy operator of the same pass, as softmax subtracts the maximum.
                  What light operators make of a statistic alone, with at most its size, is a statistic as well. If statistics

@@ -1,6 +1,7 @@
-"""Defines what a policy decides: a layout of the step, or that it runs as one executable.
+"""Defines `Choice`, what a policy decides: a layout of the step, or that the step runs as one executable.
 
-A policy is a function
+A *layout* says where the step is cut into segments, and when each tensor is on the device (`result/layout.py`). A policy is a
+function
 
     policy(model, limit, measured) -> Choice | None
 

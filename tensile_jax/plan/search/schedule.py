@@ -1,8 +1,9 @@
 """Represents a plan while it is searched: where a step is cut into segments, and when each tensor is on the device.
 
 The cuts divide the nodes of a condensed step (`condensed/condensed_step.py`) into segments 0 .. k - 1. Each significant tensor
-has residencies, as in a layout (`result/layout.py`). Between its residencies, a segment that needs the tensor computes it again
-for itself (`cost/segment_account.py`). Nothing is kept for longer than needed, except while it is copied to the host.
+has *residencies*, intervals in which it is on the device (`result/layout.py`). Between its residencies, a segment that needs the
+tensor computes it again for itself (`cost/segment_account.py`). Nothing is kept for longer than needed, except while it is copied
+to the host.
 
 A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
 simulated when it is first asked for (`cost/timing.py`).

@@ -1,7 +1,8 @@
 """Changes a finished plan so that some state stays on the host from its last use to its first use in the next iteration.
 
-The copy to the device is as late as the time before the first segment that needs the tensor allows. The copy to the host is as
-early as the time after the tensor's update allows. Both times are those of the plan's segments.
+A tensor is copied to the device as late as possible, but early enough to be there before the first segment that needs it. The
+updated tensor is copied to the host right after its last use, and leaves the device when that copy has ended. The copies in one
+direction run one after another. All times follow from the latencies of the plan's segments.
 """
 
 from collections.abc import Collection

@@ -1,4 +1,8 @@
-"""Computes what planning must know about one step on one device. Each fact is computed when first needed, and only once.
+"""Defines `StepModel`: what the planner knows about one step on one device, and all policies start from.
+
+The facts are the operators' latencies, which tensors XLA writes to memory, what each minimum cut drops, where segments may begin,
+and the condensed step on which the search works (`condensed/condensed_step.py`). Each fact is computed when it is first needed,
+and only once.
 
 Sizes in bytes, times in microseconds.
 """

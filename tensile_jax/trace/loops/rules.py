@@ -14,14 +14,14 @@ Loops over the layers of a network or the parts of a batch are mostly opened. A 
 `open_loops=True` opens every scan, and `open_loops=False` none. Loops without a fixed number of iterations stay whole, and so do
 loops that work on mutable references. Some of the scans that stay whole run under a plan of their body (`plannable_loops.py`).
 
-A scan that is not opened can be *split* into up to 16 shorter scans. The scan is split if it leaves large stacks, most likely for
-a backward pass. Large means several times what the shorter scans carry from one to the next, all added up. Each shorter scan must
-be compiled, so an iteration with more equations gives fewer of them: less than 16 above 1,250 equations, and 8 above 2,500, as in
-a physics engine. The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open
-it. Then the plan can drop what some iterations leave, and run these iterations again, as if each part were inside of
-`jax.checkpoint`. Splitting suits time steps of recurrent networks, solvers of differential equations, and very many layers. It is
-a rewrite of the step (`rewrites/split_loops.py`): whether it is used depends on the budget. With `open_loops` True or False, no
-scan is split.
+A scan that is not opened can be *split* into 8 to 16 shorter scans. The scan is split if it has enough iterations and leaves
+large stacks, which a backward pass most likely reads. The stacks are large if they have at least 1 MiB, and at least four times
+the bytes of all values that are carried from one shorter scan to the next. Each shorter scan must be compiled, so a long body
+gives fewer of them: less than 16 above 1,250 equations, and 8 above 2,500, as in a physics engine. The loop of the backward pass
+is split at the same places (`treatments.py`), even if the rules above would open it. Then the plan can drop what some iterations
+leave, and run these iterations again, as if each part were inside of `jax.checkpoint`. Splitting suits time steps of recurrent
+networks, solvers of differential equations, and very many layers. It is a rewrite of the step (`rewrites/split_loops.py`):
+whether it is used depends on the budget. With `open_loops` True or False, no scan is split.
 
 A conditional that stays whole is one operator, too. All its operands and all its results are on the device at once, and XLA
 copies what the conditional updates. In some steps, most of the state goes through one conditional: with optimizers that may

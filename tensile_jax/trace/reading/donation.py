@@ -1,4 +1,8 @@
-"""Finds which donated inputs a step *takes*: those whose memory an output reuses. `jax.jit` has the same rule."""
+"""Finds which donated inputs a step *takes*: those whose memory an output reuses.
+
+`jax.jit` donates an input only if the step takes it. This module repeats the rule of `jax.jit`, which JAX does not publish. All
+other inputs stay the caller's.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Reads the equations of JAX's own jaxprs, and writes the few that a program gets beside the user's."""
+"""Reads the equations of JAX's jaxprs, and makes the equations that a program needs but the user did not write.
+
+These are copies, moves between device and host memory, and selections of a branch's result.
+"""
 
 from dataclasses import dataclass
 from typing import Any

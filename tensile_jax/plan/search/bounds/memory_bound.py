@@ -1,18 +1,19 @@
 """Computes a lower bound on the peak memory of every schedule of a step.
 
-A schedule must have on the device
+A *node* is a group of operators of the condensed step (`condensed/condensed_step.py`). Every schedule has these bytes on the
+device:
 
     at the ends of an iteration      arguments and results, except state that may be on the host then
-    while a node runs                what the node reads and makes, its extra bytes, and tensors needed now or later that can
-                                     neither be swapped nor computed again
+    while a node runs                what the node reads and makes, the buffers that it needs beside, and every tensor that is
+                                     needed now or later and can neither be swapped nor computed again
 
-The account of memory (`cost/segment_account.py`) counts a tensor that is written inside a segment as a part of the workspace,
-with the weights of the device profile (`cost/workspace.py`). So this module counts all that the node reads and makes with these
-weights. It does not count updates, since each may take over the memory of the state that it replaces. Nor does it count tensors
-that XLA does not write.
+A tensor that is written inside a segment is part of the segment's workspace. The search predicts a workspace as a weighted sum
+(`cost/workspace.py`), so this bound counts what a node reads and makes with the same weights. Two kinds of tensors do not count:
+updates, since each may take over the memory of the state that it replaces, and tensors that XLA does not write.
 
-Once segments were compiled, only the ends of an iteration count. `bytes_at_ends` computes what is there at the ends, without a
-condensed step. That is a lower bound on the memory of plain jit's executable, too. Sizes in bytes.
+As soon as a segment has been compiled, XLA's sizes replace predictions, and only the ends of an iteration count. `bytes_at_ends`
+computes the bytes at the ends from the graph alone. They are also a lower bound on the memory of plain jit's executable. Sizes in
+bytes.
 """
 
 from tensile_jax.ir import Graph, TensorId

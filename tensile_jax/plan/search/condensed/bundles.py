@@ -1,11 +1,12 @@
 """Groups the tensors of a very large step into bundles, so that the search decides about many tensors at once.
 
-The time that a search takes grows with the number of significant tensors and of nodes (`condensed_step.py`). A step with more
-than `MOST_TENSORS` significant tensors is condensed once more. The operators between two possible boundaries, a *stretch*, become
-one node. Significant tensors that are made in the same stretch, are needed in the same other stretches, and are dropped by the
-same minimum cuts, become one *bundle*: they are on the device at the same times in every schedule. Tensors that are needed only
-in the stretch that makes them are not decided about at all: their bytes are among those that the node needs. If XLA computes a
-tensor u from t on the fly, t is also needed where u is read: all parts of a sum live until the sum is read.
+The search decides about *significant* tensors, and counts in *nodes*, groups of consecutive operators (`condensed_step.py`). The
+more of them there are, the longer a search takes. A step with more than `MOST_TENSORS` significant tensors is therefore condensed
+once more. The operators between two possible boundaries, a *stretch*, become one node. Significant tensors that are made in the
+same stretch, are needed in the same other stretches, and are dropped by the same minimum cuts, become one *bundle*: they are on
+the device at the same times in every schedule. The search does not decide about tensors that are needed only in the stretch that
+makes them: their bytes are among those that the node needs. If XLA computes a tensor u from t on the fly, t is also needed where
+u is read: all parts of a sum live until the sum is read.
 
 A bundle is computed again as a whole. The bundles of one stretch have an order: those that more minimum cuts keep come first. The
 recipe of a bundle reads tensors of other stretches and earlier bundles of its own stretch, and runs all operators in between.

@@ -6,14 +6,15 @@ A step has thousands of equations, most of them cheap and on small tensors. The 
     owned         an input that belongs to the caller, or a constant: always on the device
     significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps
                   (`analysis/minimum_cut.py`); the search decides when it is on the device
-    small         any other tensor below the threshold: it is kept from where it is made to where it is needed last
+    small         any other tensor below a threshold: at most a 4,000th of the most bytes that are live at once. It is kept from
+                  where it is made to where it is needed last
     derived       any other large tensor: XLA fuses it into its readers, so each segment computes it again from its inputs
 
 A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment
 is a series of nodes between two possible boundaries. Nodes read and make significant tensors only. If a node reads a derived
 tensor, it counts as reading the significant tensors from which the derived tensor is computed. A *recipe* computes one operator's
 significant results again. Some derived tensors take time to compute again, because XLA writes them to memory for a heavy
-operator. Each segment that reads through such a tensor without making it takes that time once.
+operator. If a segment needs such a tensor and does not contain the operator that makes it, the segment takes that time once.
 
 Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
 bytes, times in microseconds.

@@ -1,22 +1,28 @@
-"""Computes what a segment runs, and how much time and memory the segment needs, from the tensors at its begin and its end.
+"""Computes what a segment runs, and how much time and memory the segment needs, from the tensors at its beginning and its end.
 
-The search counts memory here and nowhere else. A segment of nodes `[begin, end)` of a condensed step
+A *segment* is a stretch of operators that is compiled as one executable. The search counts memory here and nowhere else. A
+segment of nodes `[begin, end)` of a condensed step
 (`condensed/condensed_step.py`) begins with the tensors `there` on the device, and must also leave the tensors `wanted` there. If
 a node reads a tensor that is neither there nor made by an earlier node of the segment, the tensor's recipe computes it again
 right before the node. If inputs of a recipe are missing, they are computed again in the same way. Wanted tensors that are still
 missing are computed again at the end.
+
+Two numbers bound the memory that XLA needs beside the inputs and the results of the segment, if it runs a given order of steps
+(nodes and recipes):
 
     alone(order)   = max over steps q of (bytes of temporaries live at q + extra bytes of q)
     shared(order)  = max over steps q of (bytes of temporaries live at q + bytes of results made by q + extra bytes of q)
                      - bytes of all results, and no less than 0
 
 A *temporary* is a tensor that the segment makes, that XLA writes to memory, and that is not wanted. A *result* is a wanted tensor
-that does not take over the memory of the state that it replaces. XLA holds the inputs until the segment ends, and the buffers of
-results from the start of the segment. In `shared`, temporaries use the buffers of results that are not made yet. If XLA does not
-write the result of a light operator, the operator runs where the result is read, so its inputs live until then.
+that does not take over the memory of the state that it replaces. The *extra bytes* of a step are buffers that only this step
+needs, such as copies of operands in another layout. XLA holds the inputs until the segment ends, and the buffers of results from
+the start of the segment. In `alone`, temporaries have buffers of their own. In `shared`, they use the buffers of results that are
+not made yet. If XLA does not write the result of a light operator, the operator runs where the result is read. So its inputs live
+until then.
 
 XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order
-`early`, it runs at the beginning of the segment. What XLA needs lies between the two (`workspace.py`).
+`early`, it runs at the beginning of the segment. What XLA needs lies between shared(late) and alone(early) (`workspace.py`).
 
 Sizes in bytes, times in microseconds.
 """
