@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from tensile_jax.exec.runtime.job import Job
     from tensile_jax.exec.runtime.runtime import Runtime
     from tensile_jax.exec.transfer import to_device
+    from tensile_jax.memory_report.memory import memory
+    from tensile_jax.memory_report.report import MemoryReport
     from tensile_jax.plan_format import Plan
 
 __all__ = [
     "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint", "InvalidPlan", "Job",
-    "JobFailed", "JobsFileError", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime",
-    "TensileError", "TraceError", "jit", "nnx", "ray", "to_device",
+    "JobFailed", "JobsFileError", "MemoryReport", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied",
+    "Report", "Runtime", "TensileError", "TraceError", "jit", "memory", "nnx", "ray", "to_device",
 ]  # fmt: skip
 
 _ROOMS = ("nnx", "ray")  # packages, which need Flax and Ray as well
@@ -52,9 +54,11 @@ _ELSEWHERE = {
     "Report": "tensile_jax.api",
     "Entrypoint": "tensile_jax.exec.actor.entrypoint",
     "Job": "tensile_jax.exec.runtime.job",
+    "MemoryReport": "tensile_jax.memory_report.report",
     "Plan": "tensile_jax.plan_format",
     "Runtime": "tensile_jax.exec.runtime.runtime",
     "jit": "tensile_jax.api",
+    "memory": "tensile_jax.memory_report.memory",
     "to_device": "tensile_jax.exec.transfer",
 }
 

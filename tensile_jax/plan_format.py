@@ -20,6 +20,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -187,6 +188,19 @@ class Plan:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
         save_json(self, path)
+
+    def save_html(self, path: str | PathLike[str], *, memory: Any = None) -> None:
+        """Write the plan as a page that a browser shows without a network: one HTML file.
+
+        Args:
+            memory: the `MemoryReport` of the same function; plain jit's curve is then drawn behind the plan's.
+
+        Raises:
+            ModuleNotFoundError: plotly, which draws the page, is not installed (`pip install 'tensile_jax[html]'`).
+            OSError: the file cannot be written.
+        """
+        # the page reads these records, so it is looked up when it is needed
+        import_module("tensile_jax.pages.plan_page").save_plan(self, path, memory=memory)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> "Plan":

@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -268,3 +269,20 @@ def writable_file(ctx: click.Context, parameter: click.Parameter, value: Path | 
     except OSError as error:
         raise Refusal.of_path(error, f"{name}={value} cannot be written", "Name another file.") from error
     return value
+
+
+def _writable_page(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """The same for a page, which also needs plotly."""
+    if value is not None and find_spec("plotly") is None:
+        raise Refusal("--html needs plotly: pip install 'tensile_jax[html]'")
+    return writable_file(ctx, parameter, value)
+
+
+html_option = click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=_writable_page,
+    help="Write a page for a browser: one HTML file, which needs no network.",
+)
+"""Adds the file of a page, handed to the command as `html`."""

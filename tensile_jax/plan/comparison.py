@@ -11,6 +11,8 @@ iteration. Capuchin, vDNN and checkpointing do not use that. Peaks in bytes, tim
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from os import PathLike
 from typing import Literal
 
 from tensile_jax.plan.planner import CompiledSizes, Goal, Planner
@@ -102,6 +104,16 @@ class Comparison:
     least: tuple[tuple[Entry, Entry], ...]
     budgets: tuple[AtBudget, ...]
     curve: tuple[Entry, ...]
+
+    def save_html(self, path: str | PathLike[str]) -> None:
+        """Write the comparison as a page that a browser shows without a network: one HTML file.
+
+        Raises:
+            ModuleNotFoundError: plotly, which draws the page, is not installed (`pip install 'tensile_jax[html]'`).
+            OSError: the file cannot be written.
+        """
+        # the page reads these records, so it is looked up when it is needed
+        import_module("tensile_jax.pages.comparison_page").save_comparison(self, path)
 
 
 def compare_policies(

@@ -105,6 +105,10 @@ class TracedStep:
         """Where the user's code has this operator of the graph, such as `train.py:17`; empty if that is not known."""
         return source_line(self.program.equations[operator].tracebacks)
 
+    def whole_source_of(self, operator: OperatorId) -> str:
+        """The same for an operator of `whole_graph`."""
+        return source_line(self.whole_program.equations[operator].tracebacks)
+
     def rewritten(self, rewrite: Rewrite) -> "TracedStep | None":
         """The same step with its program rewritten; None if nothing can be rewritten so, or if it runs on several devices."""
         program = None if self.divided is not None else rewrite.apply(self.program)

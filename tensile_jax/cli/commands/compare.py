@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
-from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, takes_model, writable_file
+from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, html_option, takes_model, writable_file
 from tensile_jax.cli.progress import Phases
 from tensile_jax.plan_format import save_json
 from tensile_jax.progress.stderr import stderr_console
@@ -30,11 +30,13 @@ if TYPE_CHECKING:  # at run time this would import NumPy
     callback=writable_file,
     help="Draw the curve: NAME.png and NAME.svg.",
 )
+@html_option
 def compare(
     model: ModelChoice,
     device_profile: str | None,
     output: Path | None,
     picture: Path | None,
+    html: Path | None,
 ) -> None:
     """Plan MODEL's step with every policy, under many budgets, without running it.
 
@@ -54,6 +56,8 @@ def compare(
     title = f"{model.name}, batch {model.batch_size}"
     if output is not None:
         save_json(made, output)
+    if html is not None:
+        made.save_html(html)
     drawn: tuple[Path, ...] = ()
     if picture is not None:
         from tensile_jax.cli.pictures.tradeoff import draw  # imports matplotlib
@@ -64,6 +68,8 @@ def compare(
     console.print(_budgets_table(made))
     if output is not None:
         click.echo(f"Written to {output}")
+    if html is not None:
+        click.echo(f"Written to {html}")
     for file in drawn:
         click.echo(f"Drawn: {file}")
 

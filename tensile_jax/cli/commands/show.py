@@ -1,9 +1,10 @@
 """`tensile show`: prints what a saved plan swaps, recomputes and releases, when, and why, without JAX.
 
-A plan cuts a step into *segments*, stretches of operators that are each compiled as one executable. Without an option the command
-prints the whole plan: its memory curve, and tables of segments, swaps, recomputed scopes and the largest tensors. `--segment`
-prints one segment. `--tensor` prints all events of the tensors whose name contains a given text. The iterations of some loops run
-under a plan of their own. `--loop` prints such a plan, and the other options apply to it.
+A plan cuts a step into *segments*, stretches of operators that are each compiled as one executable. Without an option the
+command prints the whole plan: its memory curve, and tables of what is on the device at the peak, of segments, swaps,
+recomputed scopes and the largest tensors. `--segment` prints one segment. `--tensor` prints all events of the tensors whose
+name contains a given text. The iterations of some loops run under a plan of their own. `--loop` prints such a plan, and the
+other options apply to it. `--html` writes the plan as a page instead.
 
 The memory curve has one bar for each segment:
 
@@ -25,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tensile_jax.cli.errors import Refusal
-from tensile_jax.cli.formatting import format_us, readable_console, table_of
-from tensile_jax.cli.options import POSITIVE_COUNT
+from tensile_jax.cli.formatting import format_share, format_us, readable_console, table_of
+from tensile_jax.cli.options import POSITIVE_COUNT, html_option
 from tensile_jax.ir import TensorId
 from tensile_jax.plan_format import Event, EventKind, Plan, PlannedTensor, Segment
+from tensile_jax.plan_residency import Resident, at_peak, on_device
 from tensile_jax.units import format_bytes
 
 _READABLE_WIDTH = 110
@@ -49,13 +51,20 @@ _WHAT_HAPPENS = {
 @click.option("--tensor", metavar="TEXT", help="Only the life of tensors whose name contains TEXT.")
 @click.option("--loop", metavar="N", type=int, help="The plan of the body of loop N, in place of the whole plan.")
 @click.option("--top", metavar="N", type=POSITIVE_COUNT, default=12, show_default=True, help="Rows in a table.")
-def show(plan_file: Path, segment: int | None, tensor: str | None, loop: int | None, top: int) -> None:
+@html_option
+def show(
+    plan_file: Path, segment: int | None, tensor: str | None, loop: int | None, top: int, html: Path | None
+) -> None:  # fmt: skip
     """Show what the saved plan PLAN.JSON does, when and why, and its memory curve."""
     if segment is not None and tensor is not None:
         raise Refusal("--segment and --tensor exclude each other. Leave one of them out.")
     plan = Plan.load(plan_file)
     if loop is not None:
         plan = _body_of_loop(plan, loop)
+    if html is not None:
+        plan.save_html(html)
+        click.echo(f"Written to {html}")
+        return
     console = readable_console(_READABLE_WIDTH, highlight=False, markup=False)
     if segment is not None:
         _show_segment(plan, segment, top, console)
@@ -77,6 +86,8 @@ def _show_all(plan: Plan, top: int, console: Console) -> None:
     console.print()
     _print_lines(console, memory_curve(plan, console))
     console.print()
+    for table in _resident_tables(at_peak(plan), f"at the peak, in {plan.segments[plan.peak_segment].name}", top):
+        console.print(table)
     console.print(_segments_table(plan))
     if any(_events_of(plan, "swap_out", "swap_in")):
         console.print(_swaps_table(plan, top))
@@ -153,6 +164,37 @@ def _rows(plan: Plan) -> list[tuple[str, Segment, bool]]:
         label = str(begin) if len(group) == 1 else f"{begin}-{group[-1]}"
         rows.append((f"segment {label}", plan.segments[fullest], fullest == plan.peak_segment))
     return rows
+
+
+# -- what is on the device ----------------------------------------------------------------------------------------------------
+
+
+def _resident_tables(there: Sequence[Resident], when: str, top: int) -> list[Table]:
+    """What is on the device, by role and by scope. Each table adds up to the same."""
+    total = sum(row.nbytes for row in there)
+    tables: list[Table] = []
+    for what, key in {"role": _role_in_words, "scope": _scope_of_resident}.items():
+        sizes: dict[str, list[int]] = defaultdict(list)
+        for row in there:
+            sizes[key(row)].append(row.nbytes)
+        ranked = sorted(sizes, key=lambda name: (-sum(sizes[name]), name))
+        table = table_of(f"On the device {when}, by {what}: {format_bytes(total)}", what, ">bytes", ">share", ">parts")
+        for name in ranked[:top]:
+            nbytes = sum(sizes[name])
+            table.add_row(name, format_bytes(nbytes), format_share(nbytes, max(total, 1)), str(len(sizes[name])))
+        _add_rest(table, f"{what}s", [sum(sizes[name]) for name in ranked[top:]])
+        tables.append(table)
+    return tables
+
+
+def _role_in_words(row: Resident) -> str:
+    return row.role.replace("_", " ") if row.role not in ("unnamed", "ends", "joined") else row.what
+
+
+def _scope_of_resident(row: Resident) -> str:
+    if row.tensor is not None:
+        return _scope_of(row.what)
+    return "workspace" if row.role == "workspace" else row.what
 
 
 # -- the whole plan -----------------------------------------------------------------------------------------------------------
@@ -299,7 +341,7 @@ def _segment_tables(plan: Plan, index: int, top: int) -> list[Table]:
     """What segment `index` reads, writes and frees, and the events that begin after it or end before it."""
     s = plan.segments[index]
     known = {tensor.id: tensor for tensor in plan.tensors}
-    tables: list[Table] = []
+    tables = _resident_tables(on_device(plan, index), "while it runs", top)
     for title, ids in {"Reads": s.inputs, "Writes": s.outputs, "Frees when it ends": s.frees}.items():
         tensors = _largest_first(known[t] for t in ids if t in known)
         if not ids:

@@ -7,18 +7,16 @@ Dots are measured bytes. One line is the budget, and another the sum of the jobs
 for each job that computed, and one for each direction of the link between host and device. A lane is darker where it was busy for
 more of the time.
 
-A *level* (`runtime_records.Level`) is one entry of the ledger; the entry is valid until the next one. A long run has more levels
-than the picture has columns of pixels. Then each column keeps its highest level, so that no peak is lost (`reduce_levels`). It
-also keeps its last level if the next column has no level.
+A *level* (`runtime_records.Level`) is one entry of the ledger; the entry is valid until the next one. `pages/levels.py` reduces
+the levels of a long run.
 
 The colours are the seven of Okabe and Ito, which colour-blind people can tell apart. If there are more than seven jobs, the
 smallest jobs share gray.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +25,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tensile_jax.atomic_file import write_whole
+from tensile_jax.pages.levels import reduce_levels
 from tensile_jax.runtime_records import Level, Record, Span
 from tensile_jax.units import format_bytes
 
@@ -240,32 +239,3 @@ def _summary(shown: Sequence[Level], measured: Sequence[Level], budgets: Sequenc
     if measured:
         peaks.append(f"{format_bytes(max(map(_measured, measured)))} measured")
     return f"budget {budget}; highest: {', '.join(peaks)}"
-
-
-def reduce_levels(
-    levels: Sequence[Level], *, columns: int, begin_us: float, end_us: float, height: Callable[[Level], int]
-) -> tuple[Level, ...]:
-    """At most two of `levels` for each column of `[begin_us, end_us)`, in order of time.
-
-    The level that is valid at `begin_us` counts for the first column. Of equally high levels in a column the earliest is kept.
-
-    >>> levels = [Level(float(t), 9, {"a": t % 5}) for t in range(10)]
-    >>> reduced = reduce_levels(levels, columns=2, begin_us=0, end_us=10, height=lambda level: level.planned_bytes)
-    >>> [level.time_us for level in reduced]
-    [4.0, 9.0]
-    """
-    before = [level for level in levels if level.time_us <= begin_us][-1:]
-    inside = [level for level in levels if begin_us < level.time_us < end_us]
-    width = (end_us - begin_us) / columns
-
-    def column(level: Level) -> int:
-        return max(0, min(columns - 1, int((level.time_us - begin_us) / width)))
-
-    groups = {number: list(group) for number, group in groupby([*before, *inside], key=column)}
-    kept: list[Level] = []
-    for number, group in groups.items():
-        highest = max(group, key=height)
-        kept.append(highest)
-        if number + 1 not in groups and group[-1] is not highest:
-            kept.append(group[-1])
-    return tuple(kept)

@@ -1,0 +1,9 @@
+"""Says what a function needs on the device under plain `jax.jit`: what holds the peak, and from which line of the user's code.
+
+report.py         the records of a report, their JSON, and the text for people
+lives.py          computes from a step's graph when each tensor is in memory, and what is there at the peak
+donations.py      finds donations that would save memory, and arguments that nothing reads
+memory.py         makes the report of a function: `tensile_jax.memory`
+assert_peak.py    fails a test if a peak is too high: `tensile_jax.assert_peak`
+largest_batch.py  finds the largest batch that fits: `tensile_jax.max_batch`
+"""

@@ -1,0 +1,156 @@
+"""Makes the report on a function's memory under plain `jax.jit`, without running the function: `tensile_jax.memory`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+import jax
+from jax.tree_util import tree_flatten_with_path
+
+from tensile_jax.budget import Budget
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.call.options import JitOptions, PlanOptions, read_options
+from tensile_jax.exec.call.planned_calls import PlannedCalls
+from tensile_jax.exec.compiling.compiler import memory_of
+from tensile_jax.exec.compiling.step import Step, package_version
+from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
+from tensile_jax.exec.fitting.forms import predict_fastest
+from tensile_jax.memory_report.donations import Argument, missed_donations, unused_arguments
+from tensile_jax.memory_report.lives import find_lives
+from tensile_jax.memory_report.report import REPORT_VERSION, AtBudget, MemoryReport
+from tensile_jax.plan import CompiledSizes
+from tensile_jax.plan.comparison import SHARES
+
+__all__ = ["memory"]
+
+
+def memory(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    compile: bool = False,
+    budgets: bool = False,
+    device_profile: str | None = None,
+    **jit_options: Unpack[JitOptions],
+) -> MemoryReport:
+    """What `function` needs on the device under plain `jax.jit`, for these arguments. Nothing runs.
+
+    Args:
+        function: any function that `jax.jit` takes: a training step, a forward pass, or a part of either. What `jax.jit` or
+            `tensile_jax.jit` returns is taken as well, with the donation and the shardings that it has; only
+            `static_argnums` and `static_argnames` must be given again.
+        *args: its arguments: arrays, or a `jax.ShapeDtypeStruct` for each array, also sharded ones.
+        kwargs: its keyword arguments.
+        compile: whether XLA compiles the function, so that the report has XLA's own peak beside the predicted one.
+        budgets: whether plans are made under some budgets, so that the report says what less memory costs. That takes about as
+            long as six calls of `tensile_jax.jit(...).plan`.
+        device_profile: name of a device profile, or path of a TOML file. Default: the profile of the device of the arguments.
+        **jit_options: as in `jax.jit`, such as `donate_argnums=0`.
+
+    Returns:
+        A `MemoryReport`. `print(report)` shows the peak, where it is reached and what lives there. `report.save("memory.html")`
+        writes it as a page.
+
+    Raises:
+        TraceError: the function cannot be traced as a step, for example since it captures a mutable reference.
+        ValueError: an option has a value that is not allowed.
+
+    >>> import jax.numpy as jnp
+    >>> report = memory(lambda w, x: w - 0.1 * x.T @ (x @ w), jnp.ones((256, 8)), jnp.ones((64, 256)), donate_argnums=0)
+    >>> report.predicted_peak_bytes == sum(part.nbytes for part in report.at_peak)
+    True
+    """
+    options = PlanOptions() if device_profile is None else PlanOptions(device_profile=device_profile)
+    request = read_options(options)
+    jitted: Any = function if _is_jitted(function) else jax.jit(function, **jit_options)
+    calls = PlannedCalls(getattr(function, "__wrapped__", function), jitted, request, jit_options)
+    with calls.showing():
+        step = calls.step(args, dict(kwargs or {}))
+        compiled = jit_peak_bytes(step) if compile else None
+        costs, smallest = _costs(step) if budgets else ((), None)
+    return report_of(step, compiled_peak_bytes=compiled, budgets=costs, smallest_budget_bytes=smallest)
+
+
+def report_of(
+    step: Step,
+    *,
+    compiled_peak_bytes: int | None = None,
+    budgets: Sequence[AtBudget] = (),
+    smallest_budget_bytes: int | None = None,
+) -> MemoryReport:
+    """The report on a step that was traced."""
+    planner, traced = step.planner, step.traced
+    model = planner.model.whole
+    peak_bytes = planner.whole_peak_bytes(CompiledSizes())
+    lives = find_lives(model, peak_bytes, lambda op: traced.whole_source_of(op.id))
+    limit = memory_of(step.compiler.device) if step.compiles_for_profile else float("inf")
+    arguments = _arguments(step)
+    return MemoryReport(
+        report_version=REPORT_VERSION,
+        tensile_version=package_version(),
+        program=model.graph.name,
+        fingerprint=model.graph.fingerprint,
+        devices=traced.devices,
+        device=step.compiler.device.device_kind,
+        device_bytes=None if limit == float("inf") else int(limit),
+        device_profile=planner.profile.name,
+        predicted_peak_bytes=peak_bytes,
+        compiled_peak_bytes=compiled_peak_bytes,
+        peak=lives.peak,
+        at_peak=lives.at_peak,
+        tensors=lives.tensors,
+        small_bytes=lives.small_bytes,
+        operators=tuple(op.name for op in model.graph.operators),
+        curves=lives.curves,
+        begin_us=lives.begin_us,
+        step_us=round(model.whole_us, 3),
+        missed_donations=missed_donations(model.graph, arguments),
+        unused_arguments=unused_arguments(model.graph, arguments),
+        budgets=tuple(budgets),
+        smallest_budget_bytes=smallest_budget_bytes,
+        notes=traced.notes,
+    )
+
+
+def _is_jitted(function: Any) -> bool:
+    """Whether it is what `jax.jit` or `tensile_jax.jit` has returned."""
+    return all(hasattr(function, name) for name in ("trace", "lower", "eval_shape", "__wrapped__"))
+
+
+def _arguments(step: Step) -> list[Argument]:
+    """What is known of each flat argument."""
+    program = step.traced.whole_program
+    leaves, _ = tree_flatten_with_path(step.traced.traced.args_info)
+    return [
+        Argument(_how_to_donate(path), bool(info.donated), used, taken)
+        for (path, info), used, taken in zip(leaves, program.used, program.taken, strict=True)
+    ]
+
+
+def _how_to_donate(path: Sequence[Any]) -> str:
+    """The option that donates the argument at this path of `(args, kwargs)`."""
+    position = getattr(path[1], "idx", None)
+    return f"donate_argnums={position}" if position is not None else f"donate_argnames={getattr(path[1], 'key', '')!r}"
+
+
+def _costs(step: Step) -> tuple[tuple[AtBudget, ...], int | None]:
+    """What plans cost under shares of plain jit's peak, predicted, and the smallest budget that has a plan."""
+    peak_bytes = step.planner.whole_peak_bytes(CompiledSizes())
+    plain_us = step.planner.model.whole_us
+    found: list[AtBudget] = []
+    for share in SHARES:
+        nbytes = max(int(share * peak_bytes), 1)
+        try:
+            plan = predict_fastest(step, Budget(nbytes, None)).plan
+        except BudgetTooSmall as refusal:
+            return tuple(found), refusal.floor_bytes
+        found.append(AtBudget(share, nbytes, plan.peak_bytes, round(plan.step_us / plain_us, 4)))
+    return tuple(found), _smallest(step)
+
+
+def _smallest(step: Step) -> int:
+    """The smallest budget that has a plan, as the error for a budget of one byte names it."""
+    try:
+        return predict_fastest(step, Budget(1, None)).plan.peak_bytes
+    except BudgetTooSmall as refusal:
+        return refusal.floor_bytes

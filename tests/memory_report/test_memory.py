@@ -1,0 +1,186 @@
+"""The report on a function's memory: its peak, what lives there, and what could be saved."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jsonschema
+import msgspec
+import pytest
+
+import tensile_jax as tensile
+from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.memory_report.report import report_schema
+from tests.memory_report.small_functions import (
+    BATCH,
+    IMAGES,
+    STATE,
+    WEIGHTS,
+    WIDTH,
+    forward,
+    loss_of,
+    scanned,
+    shape,
+    train_step,
+)
+
+W = 4 * WIDTH * WIDTH  # bytes
+X = 4 * BATCH * WIDTH
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+    "training": (train_step, (STATE, IMAGES), {"donate_argnums": 0}),
+    "training, nothing donated": (train_step, (STATE, IMAGES), {}),
+    "inference": (forward, (WEIGHTS, IMAGES), {}),
+    "a gradient": (jax.grad(loss_of), (WEIGHTS, IMAGES), {}),
+    "a loop": (scanned, (shape(8, WIDTH, WIDTH), IMAGES), {}),
+    "nothing": (lambda x: x, (IMAGES,), {}),
+}
+each_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def report_on(name: str, **options: Any) -> tensile.MemoryReport:
+    function, args, given = FUNCTIONS[name]
+    return tensile.memory(function, *args, device_profile="cpu", **given, **options)
+
+
+@each_function
+def test_what_lives_at_the_peak_adds_up_to_the_predicted_peak(name: str) -> None:
+    report = report_on(name)
+    assert sum(part.nbytes for part in report.at_peak) == report.predicted_peak_bytes
+    packing = sum(part.nbytes for part in report.at_peak if part.role == "packing")
+    assert abs(packing) <= 0.25 * report.predicted_peak_bytes
+
+
+@each_function
+@pytest.mark.smoke
+def test_the_compiled_peak_is_that_of_jax_jit(name: str) -> None:
+    function, args, given = FUNCTIONS[name]
+    compiled = jax.jit(function, **given).lower(*args).compile()
+    report = report_on(name, compile=True)
+    assert report.compiled_peak_bytes == peak_of(compiled) == report.peak_bytes
+
+
+@each_function
+def test_the_curve_is_highest_where_the_peak_is_reached(name: str) -> None:
+    report = report_on(name)
+    used = [sum(at) for at in zip(*(curve.nbytes for curve in report.curves), strict=True)]
+    at = 0 if report.peak is None else report.peak.operator
+    held = sum(part.nbytes for part in report.at_peak if part.role not in ("reserved", "packing"))
+    assert used[at] == max(used) == held
+
+
+def test_the_lives_of_a_forward_pass_are_those_counted_by_hand() -> None:
+    report = report_on("inference")
+    first, second, third = (t for t in report.tensors if t.made_by == "dot_general")
+    # a product, tanh of it as the operand of the next product, and so on; the last tanh is summed
+    assert [(t.nbytes, t.begin, t.end) for t in (first, second, third)] == [(X, 0, 2), (X, 2, 4), (X, 4, 6)]
+    arguments = {t.name: (t.nbytes, t.role, t.begin, t.end, t.made_at) for t in report.tensors if not t.made_by}
+    assert arguments == {"w": (W, "argument", 0, 7, ""), "images": (X, "argument", 0, 7, "")}
+
+
+def test_tensors_name_the_lines_that_make_them_and_use_them_last() -> None:
+    report = report_on("inference")
+    lines, begin = inspect.getsourcelines(forward)
+    line = f"small_functions.py:{begin + next(i for i, text in enumerate(lines) if '@ w' in text)}"
+    assert {t.made_at for t in report.tensors if t.made_by == "dot_general"} == {line}
+    assert report.peak is not None and report.peak.source == line
+
+
+def test_roles_are_those_of_a_training_step() -> None:
+    roles = {part.role for part in report_on("training").at_peak}
+    assert {"parameter", "optimizer_state", "batch", "activation"} <= roles
+    assert "argument" not in roles
+
+
+def test_nothing_runs_and_arrays_are_kept() -> None:
+    ran: list[int] = []
+
+    def step(w: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: ran.append(1))
+        return w + 1
+
+    w = jnp.ones((WIDTH, WIDTH))
+    report = tensile.memory(step, w, donate_argnums=0, compile=True)
+    jax.effects_barrier()
+    assert (ran, w.is_deleted(), report.predicted_peak_bytes >= W) == ([], False, True)
+
+
+def test_state_that_is_not_donated_is_named_with_the_option_that_donates_it() -> None:
+    missed = report_on("training, nothing donated").missed_donations
+    assert [(m.name, m.nbytes, m.remedy) for m in missed] == [
+        ("state['opt_m']", W, "Pass donate_argnums=0."),
+        ("state['w']", W, "Pass donate_argnums=0."),
+    ]
+    assert report_on("training").missed_donations == ()
+
+
+def test_a_donation_in_vain_says_why() -> None:
+    report = tensile.memory(lambda w, x: (w @ x).astype(jnp.bfloat16), WEIGHTS, WEIGHTS, donate_argnums=0)
+    (missed,) = report.missed_donations  # JAX itself does not warn of it
+    assert "no result has its form float32[64,64]: result is bfloat16" in missed.reason
+
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        report = tensile.memory(lambda w: w[0], WEIGHTS, donate_argnums=0)
+    assert [m.reason for m in report.missed_donations] == ["it is donated, and no result has its form float32[64,64]"]
+
+
+def test_arguments_that_are_not_used_are_named() -> None:
+    report = tensile.memory(lambda w, unread: w + 1, WEIGHTS, IMAGES)
+    assert [(a.name, a.nbytes) for a in report.unused_arguments] == [("unread", X)]
+    assert "Not used by the function" in str(report)
+
+
+def test_a_jitted_function_and_a_planned_one_keep_their_donation() -> None:
+    expected = report_on("training")
+    for made in (jax.jit(train_step, donate_argnums=0), tensile.jit(train_step, donate_argnums=0, budget="90%")):
+        assert tensile.memory(made, STATE, IMAGES, device_profile="cpu") == expected
+
+
+def test_keyword_and_static_arguments_are_taken_as_jit_takes_them() -> None:
+    def layers(w: jax.Array, count: int, *, x: jax.Array) -> jax.Array:
+        for _ in range(count):
+            x = jnp.tanh(x @ w)
+        return x
+
+    report = tensile.memory(layers, WEIGHTS, 4, kwargs={"x": IMAGES}, static_argnums=1)
+    assert len(report.operators) == 8
+    assert {t.name for t in report.tensors if not t.made_by} == {"w", "x"}
+
+
+def test_the_report_is_read_back_as_it_was_written_and_keeps_its_schema() -> None:
+    report = report_on("training", compile=True)
+    assert tensile.MemoryReport.from_json(report.to_json()) == report
+    jsonschema.validate(msgspec.json.decode(report.to_json()), report_schema())
+    with pytest.raises(ValueError, match="not the JSON of a memory report"):
+        tensile.MemoryReport.from_json("{}")
+    with pytest.raises(ValueError, match="report_version 99"):
+        tensile.MemoryReport.from_json(report.to_json().replace('"report_version":1', '"report_version":99'))
+
+
+def test_budgets_are_compared_only_when_asked_for() -> None:
+    assert report_on("training").budgets == () and report_on("training").smallest_budget_bytes is None
+    report = report_on("training", budgets=True)
+    assert report.smallest_budget_bytes is not None and report.smallest_budget_bytes < report.predicted_peak_bytes
+    assert all(b.peak_bytes <= b.budget_bytes and b.time_ratio > 0 for b in report.budgets)
+    assert "Under a budget (the smallest that works" in str(report)
+
+
+def test_the_text_is_one_screen() -> None:
+    lines = str(report_on("training, nothing donated", compile=True)).splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 130
+    text = "\n".join(lines)
+    for part in (
+        "as XLA compiles it",
+        "On the device at the peak",
+        "The largest there",
+        "Donations missed",
+        "And 1 more like it.",
+    ):
+        assert part in text
+
+
+def test_a_captured_mutable_reference_is_refused() -> None:
+    cell = jax.new_ref(jnp.ones(3))
+    with pytest.raises(tensile.TraceError, match="mutable"):
+        tensile.memory(lambda x: x + cell[...], shape(3))
