@@ -169,7 +169,7 @@ def test_budgets_are_compared_only_when_asked_for() -> None:
 def test_the_text_is_one_screen() -> None:
     lines = str(report_on("training, nothing donated", compile=True)).splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 130
-    text = "\n".join(lines)
+    text = " ".join(" ".join(lines).split())
     for part in (
         "as XLA compiles it",
         "On the device at the peak",
