@@ -38,14 +38,17 @@ if TYPE_CHECKING:
     from tensile_jax.exec.runtime.job import Job
     from tensile_jax.exec.runtime.runtime import Runtime
     from tensile_jax.exec.transfer import to_device
+    from tensile_jax.memory_report.assert_peak import assert_peak
+    from tensile_jax.memory_report.largest_batch import LargestBatch, max_batch
     from tensile_jax.memory_report.memory import memory
     from tensile_jax.memory_report.report import MemoryReport
     from tensile_jax.plan_format import Plan
 
 __all__ = [
     "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint", "InvalidPlan", "Job",
-    "JobFailed", "JobsFileError", "MemoryReport", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction", "ProcessDied",
-    "Report", "Runtime", "TensileError", "TraceError", "jit", "memory", "nnx", "ray", "to_device",
+    "JobFailed", "JobsFileError", "LargestBatch", "MemoryReport", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction",
+    "ProcessDied", "Report", "Runtime", "TensileError", "TraceError", "assert_peak", "jit", "max_batch", "memory", "nnx",
+    "ray", "to_device",
 ]  # fmt: skip
 
 _ROOMS = ("nnx", "ray")  # packages, which need Flax and Ray as well
@@ -55,9 +58,12 @@ _ELSEWHERE = {
     "Entrypoint": "tensile_jax.exec.actor.entrypoint",
     "Job": "tensile_jax.exec.runtime.job",
     "MemoryReport": "tensile_jax.memory_report.report",
+    "LargestBatch": "tensile_jax.memory_report.largest_batch",
     "Plan": "tensile_jax.plan_format",
     "Runtime": "tensile_jax.exec.runtime.runtime",
+    "assert_peak": "tensile_jax.memory_report.assert_peak",
     "jit": "tensile_jax.api",
+    "max_batch": "tensile_jax.memory_report.largest_batch",
     "memory": "tensile_jax.memory_report.memory",
     "to_device": "tensile_jax.exec.transfer",
 }
