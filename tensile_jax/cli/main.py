@@ -9,6 +9,7 @@ from tensile_jax.cli.commands.compare import compare
 from tensile_jax.cli.commands.control import budget, cancel, pause, resume, status
 from tensile_jax.cli.commands.demo import demo
 from tensile_jax.cli.commands.max_batch import max_batch
+from tensile_jax.cli.commands.memory import memory
 from tensile_jax.cli.commands.picture import picture
 from tensile_jax.cli.commands.plan import plan
 from tensile_jax.cli.commands.run import run
@@ -48,6 +49,7 @@ for command in (
     run,
     submit,
     plan,
+    memory,
     max_batch,
     compare,
     calibrate,

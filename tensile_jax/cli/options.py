@@ -136,6 +136,44 @@ takes_model = _gathered(
 """Adds MODEL and its sizes, handed to the command as `model`."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnStep:
+    """A function of the user, `module:function`, that makes a step. `batch_size` is what it is called with, if that was typed."""
+
+    target: str
+    batch_size: int | None
+
+
+def _model_or_function(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    if ":" in value:
+        return value
+    if value not in MODELS:
+        known = f"neither a model ({', '.join(sorted(MODELS))}) nor a function of yours, such as train:make_step"
+        raise Refusal(f"{value!r} is {known}.{did_you_mean(value.lower(), MODELS)}")
+    return _known_model(ctx, parameter, value)
+
+
+def _step_choice(name: str, batch_size: int, **sizes: Any) -> "ModelChoice | OwnStep":
+    if ":" not in name:
+        return ModelChoice(name, batch_size, **sizes)
+    refuse_typed(tuple(sizes), f"is for a model, and {name} is a function. Leave it out.")
+    return OwnStep(name, batch_size if _is_typed("batch_size") else None)
+
+
+takes_step = _gathered(
+    "source",
+    _step_choice,
+    ("name", *_SIZES),
+    *_SIZE_OPTIONS,
+    click.argument("name", metavar="MODEL|MODULE:FUNCTION", callback=_model_or_function),
+)
+"""Adds MODEL|MODULE:FUNCTION and the sizes of a model, handed to the command as `source`."""
+
+
+def _is_typed(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def takes_model_or_jobs(*, for_jobs: Collection[str], for_both: Collection[str], required: bool = True) -> _Decorator:
     """A decorator that adds the argument MODEL|JOBS.toml and the sizes of a model.
 

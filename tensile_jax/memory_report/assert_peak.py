@@ -1,4 +1,4 @@
-"""Fails a test if a function's peak under plain `jax.jit` is above a limit or above that of a baseline: `tensile_jax.assert_peak`.
+"""Fails a test if a function's peak under plain `jax.jit` is above a limit or a baseline: `tensile_jax.assert_peak`.
 
 The peak is XLA's own, of the compiled function; nothing runs. A baseline is a JSON file with an entry for each function:
 
@@ -86,15 +86,17 @@ def assert_peak(
         raise ValueError('assert_peak has nothing to compare with. Pass at_most="1.2GiB" or baseline="peaks.json".')
     part = read_number(tolerance)
     if part is None or not 0 <= part < float("inf"):
-        raise ValueError(f"tolerance must be a part of the baseline's peak, 0 or more: got {shown(tolerance)}. Pass 0.01 for 1 %.")
+        raise ValueError(
+            f"tolerance must be a part of the baseline's peak, 0 or more: got {shown(tolerance)}. Pass 0.01 for 1 %."
+        )
     updates = baseline is not None and os.environ.get(UPDATE, "") not in ("", "0")
     known = {} if baseline is None else _read(baseline, missing_is_empty=updates)
     report = memory(function, *args, kwargs=kwargs, compile=True, device_profile=device_profile, **jit_options)
     called = name or report.program
     if limit is not None and report.peak_bytes > limit:
         raise AssertionError(
-            f"The peak of {called!r} is {format_bytes(report.peak_bytes)}, above at_most={format_bytes(limit)}. The largest there:\n"
-            + _listed(_at_peak(report))
+            f"The peak of {called!r} is {format_bytes(report.peak_bytes)}, above at_most={format_bytes(limit)}. "
+            "The largest there:\n" + _listed(_at_peak(report))
         )
     if baseline is None:
         return report
@@ -161,7 +163,8 @@ def _compare(report: MemoryReport, known: Recorded, called: str, file: str, tole
     grown.sort(key=lambda t: before.get(t.name, 0) - now[t.name])
     above = report.peak_bytes / max(known.peak_bytes, 1) - 1
     message = (
-        f"The peak of {called!r} is {format_bytes(report.peak_bytes)}, {above:.1%} above {format_bytes(known.peak_bytes)} in {file}"
+        f"The peak of {called!r} is {format_bytes(report.peak_bytes)}, {above:.1%} above {format_bytes(known.peak_bytes)} in "
+        f"{file}"
     )
     where = report.device, jax.__version__
     if where != (known.device, known.jax):

@@ -61,14 +61,21 @@ def memory(
     True
     """
     options = PlanOptions() if device_profile is None else PlanOptions(device_profile=device_profile)
-    request = read_options(options)
-    jitted: Any = function if _is_jitted(function) else jax.jit(function, **jit_options)
-    calls = PlannedCalls(getattr(function, "__wrapped__", function), jitted, request, jit_options)
+    calls = calls_of(function, options, jit_options)
     with calls.showing():
         step = calls.step(args, dict(kwargs or {}))
         compiled = jit_peak_bytes(step) if compile else None
         costs, smallest = _costs(step) if budgets else ((), None)
     return report_of(step, compiled_peak_bytes=compiled, budgets=costs, smallest_budget_bytes=smallest)
+
+
+def calls_of(function: Callable[..., Any], plan_options: PlanOptions, jit_options: JitOptions) -> PlannedCalls:
+    """The calls of a function that `jax.jit` takes or has returned."""
+    request = read_options(plan_options)
+    if _is_jitted(function):
+        jitted: Any = function
+        return PlannedCalls(jitted.__wrapped__, jitted, request, jit_options)
+    return PlannedCalls(function, jax.jit(function, **jit_options), request, jit_options)
 
 
 def report_of(

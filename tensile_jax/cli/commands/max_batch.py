@@ -1,7 +1,8 @@
-"""`tensile max-batch`: finds the largest batch size with which a model's step fits in a budget."""
+"""`tensile max-batch`: finds the largest batch with which a step fits into a budget."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,13 +11,13 @@ from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
 from tensile_jax.cli.options import (
     POLICY,
-    Limits,
     ModelChoice,
+    OwnStep,
     device_profile_option,
     host_budget_option,
     refuse_typed,
     state_memory_option,
-    takes_model,
+    takes_step,
     writable_file,
 )
 from tensile_jax.cli.progress import Phases
@@ -40,7 +41,7 @@ def _in_bytes(ctx: click.Context, parameter: click.Parameter, value: str) -> str
 
 
 @click.command("max-batch", short_help="Find the largest batch that fits.")
-@takes_model
+@takes_step
 @click.option("--budget", metavar="B", required=True, callback=_in_bytes, help='Bytes, or a size such as "8GiB".')
 @click.option("--policy", type=POLICY, default="auto", show_default=True, help="How to plan.")
 @device_profile_option
@@ -57,7 +58,7 @@ def _in_bytes(ctx: click.Context, parameter: click.Parameter, value: str) -> str
 @click.option("--most", metavar="N", type=click.IntRange(min=1), default=4096, show_default=True, help="Try no larger batch.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 def max_batch(
-    model: ModelChoice,
+    source: ModelChoice | OwnStep,
     budget: str,
     policy: "PolicyName",
     device_profile: str | None,
@@ -67,18 +68,36 @@ def max_batch(
     most: int,
     output: Path | None,
 ) -> None:
-    """Find the largest batch of MODEL whose train step fits under a budget of device memory, with plain jit and with a plan.
+    """Find the largest batch with which a step fits under a budget of device memory, with plain jit and with a plan.
+
+    MODEL is one of the models of tensile run. MODULE:FUNCTION is a function of yours that takes batch_size and returns
+    (step, args), with arrays or jax.ShapeDtypeStructs as args, or what an entrypoint of a job returns.
 
     The largest is found to 1/64 of its size. Peaks and times are predicted; nothing is compiled or run. tensile run MODEL
     --batch-size N --budget B compiles the step, and refuses the budget before the first step if it cannot be kept.
     Exit code 3: a batch of 1 does not fit.
     """
     refuse_typed(("batch_size",), "is what is looked for. Leave it out; --most=N limits it.")
-    from tensile_jax.cli.run.max_batch import largest_batch, story_of  # imports JAX
+    import jax
 
-    limits = Limits(budget, policy, device_profile, "any" if state_memory == "any" else "device", host_budget=host_budget)
+    from tensile_jax.cli.run.step_source import find_step, with_batch_size
+    from tensile_jax.exec.call.options import JitOptions, PlanOptions
+    from tensile_jax.memory_report.largest_batch import find_largest
+
+    options = PlanOptions(
+        budget=budget,
+        policy=policy,
+        device_profile=device_profile,
+        host_budget=host_budget,
+        state_memory="any" if state_memory == "any" else "device",
+    )
+
+    def make(batch_size: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        found = find_step(with_batch_size(source, batch_size))
+        return found.step if found.donated is None else jax.jit(found.step, donate_argnums=found.donated), found.args
+
     with Phases(stderr_console()) as phases:
-        found = largest_batch(model, limits, speed=speed, most=most, phases=phases)
+        found = find_largest(make, options, JitOptions(), speed=speed, most=most, progress=phases.update)
     if output is not None:
         save_json(found, output)
     table = table_of(
@@ -91,6 +110,6 @@ def max_batch(
             how, str(cost.batch_size), format_bytes(cost.peak_bytes), format_us(cost.step_us), f"{cost.samples_per_s:.4g}"
         )
     readable_console(100).print(table)
-    click.echo(story_of(found))
+    click.echo(str(found))
     if output is not None:
         click.echo(f"Written to {output}")

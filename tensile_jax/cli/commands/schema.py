@@ -14,11 +14,15 @@ _WRITTEN = {
 
 
 @click.command(short_help="Print a JSON Schema.")
-@click.argument("document", metavar="plan|plan-jobs|run|run-jobs", type=click.Choice(["plan", *_WRITTEN]))
+@click.argument("document", metavar="memory|plan|plan-jobs|run|run-jobs", type=click.Choice(["memory", "plan", *_WRITTEN]))
 def schema(document: str) -> None:
-    """Print the JSON Schema of what plan and run write, for a model or (plan-jobs, run-jobs) for a file of jobs."""
+    """Print the JSON Schema of what memory, plan and run write, for a model or (plan-jobs, run-jobs) for a file of jobs."""
     if document == "plan":
         made = plan_schema()
+    elif document == "memory":
+        from tensile_jax.memory_report.report import report_schema
+
+        made = report_schema()
     else:
         title, written = _WRITTEN[document]
         made = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(written)}

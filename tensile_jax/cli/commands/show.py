@@ -86,7 +86,9 @@ def _show_all(plan: Plan, top: int, console: Console) -> None:
     console.print()
     _print_lines(console, memory_curve(plan, console))
     console.print()
-    for table in _resident_tables(at_peak(plan), f"at the peak, in {plan.segments[plan.peak_segment].name}", top):
+    fullest = plan.segments[plan.peak_segment].name
+    _print_lines(console, [f"On the device at the peak, in {fullest}: {format_bytes(plan.peak_bytes)}"])
+    for table in _resident_tables(at_peak(plan), top):
         console.print(table)
     console.print(_segments_table(plan))
     if any(_events_of(plan, "swap_out", "swap_in")):
@@ -169,7 +171,7 @@ def _rows(plan: Plan) -> list[tuple[str, Segment, bool]]:
 # -- what is on the device ----------------------------------------------------------------------------------------------------
 
 
-def _resident_tables(there: Sequence[Resident], when: str, top: int) -> list[Table]:
+def _resident_tables(there: Sequence[Resident], top: int) -> list[Table]:
     """What is on the device, by role and by scope. Each table adds up to the same."""
     total = sum(row.nbytes for row in there)
     tables: list[Table] = []
@@ -178,11 +180,13 @@ def _resident_tables(there: Sequence[Resident], when: str, top: int) -> list[Tab
         for row in there:
             sizes[key(row)].append(row.nbytes)
         ranked = sorted(sizes, key=lambda name: (-sum(sizes[name]), name))
-        table = table_of(f"On the device {when}, by {what}: {format_bytes(total)}", what, ">bytes", ">share", ">parts")
+        table = table_of(f"On the device, by {what}", what, ">bytes", ">share", ">parts")
         for name in ranked[:top]:
             nbytes = sum(sizes[name])
             table.add_row(name, format_bytes(nbytes), format_share(nbytes, max(total, 1)), str(len(sizes[name])))
         _add_rest(table, f"{what}s", [sum(sizes[name]) for name in ranked[top:]])
+        table.add_section()
+        table.add_row("together", format_bytes(total), "", str(len(there)))
         tables.append(table)
     return tables
 
@@ -341,7 +345,7 @@ def _segment_tables(plan: Plan, index: int, top: int) -> list[Table]:
     """What segment `index` reads, writes and frees, and the events that begin after it or end before it."""
     s = plan.segments[index]
     known = {tensor.id: tensor for tensor in plan.tensors}
-    tables = _resident_tables(on_device(plan, index), "while it runs", top)
+    tables = _resident_tables(on_device(plan, index), top)
     for title, ids in {"Reads": s.inputs, "Writes": s.outputs, "Frees when it ends": s.frees}.items():
         tensors = _largest_first(known[t] for t in ids if t in known)
         if not ids:

@@ -73,6 +73,14 @@ class Entrypoint:
             TypeError: the target is no function, does not take these arguments, or returns something else.
             ValueError: there is no such model, or the function raised an error, which is the `__cause__`.
         """
+        return self._step_state_batches(self.call())
+
+    def call(self) -> Any:
+        """Imports the module, calls the function, and returns what it returns.
+
+        Raises:
+            ImportError, TypeError, ValueError: as `make`, except for what the function returns.
+        """
         function = self._function()
         try:
             inspect.signature(function).bind(**self.args)
@@ -84,7 +92,7 @@ class Entrypoint:
             raise TypeError(f"{self._story} raised TypeError: {error}") from error
         except Exception as error:
             raise ValueError(f"{self._story} raised {type(error).__name__}: {error}") from error
-        return self._step_state_batches(made)
+        return made
 
     @property
     def _story(self) -> str:

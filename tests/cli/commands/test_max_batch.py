@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 import tensile_jax as tensile
 from tensile_jax.cli.main import main
-from tensile_jax.cli.run.max_batch import largest
+from tensile_jax.memory_report.largest_batch import largest
 from tests.cli.small_models import small_mlp, small_models
 
 BUDGET = "700KiB"
@@ -56,14 +56,12 @@ def test_the_largest_batches_fit_and_larger_ones_do_not() -> None:
     assert first["plain"] and first["batch_size"] == plain and others[-1]["batch_size"] == ours
     assert all(cost["peak_bytes"] <= budget for cost in found["costs"])
     assert all(cost["samples_per_s"] == pytest.approx(cost["batch_size"] / cost["step_us"] * 1e6) for cost in found["costs"])
-    assert f"plain jit can train a batch of {plain}, and a plan one of {ours}" in done.stdout
+    assert f"plain jit can run a batch of {plain}, and a plan one of {ours}" in done.stdout
 
 
 def test_a_limit_of_the_search_is_told() -> None:
     done = asked("--budget", "1GiB", "--most", "10")
-    assert (
-        done.exit_code == 0 and "plain jit can train a batch of 10, and no plan a larger one at 0.5 of its speed" in done.stdout
-    )
+    assert done.exit_code == 0 and "plain jit can run a batch of 10, and no plan a larger one at 0.5 of its speed" in done.stdout
 
 
 @pytest.mark.slow

@@ -83,6 +83,30 @@ def test_one_segment_says_what_it_reads_and_which_events_it_waits_for(plan_file:
     assert "6 KiB resident, 4 KiB workspace <- the plan's peak" in shown.stdout
     assert "Reads: 2 tensors, 6 KiB" in shown.stdout
     assert "copied in from the host, until 130 us" in shown.stdout
+    assert "On the device, by role" in shown.stdout and "together" in shown.stdout
+
+
+def test_what_is_on_the_device_at_the_peak_adds_up_to_the_peak(plan_file: Path) -> None:
+    shown = show(plan_file).stdout
+    assert "On the device at the peak, in s1: 10 KiB" in shown
+    rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.splitlines() if line.count("│") == 5}
+    assert {name: rows[name] for name in ("activation", "workspace", "parameter", "together")} == {
+        "together": "10 KiB", "activation": "4 KiB", "workspace": "4 KiB", "parameter": "2 KiB",
+    }  # fmt: skip
+    assert (rows["Net/Block_0"], rows["state"]) == ("4 KiB", "2 KiB")
+
+
+def test_a_plan_becomes_a_page_or_a_picture(plan_file: Path, tmp_path: Path) -> None:
+    assert show(plan_file, "--html", tmp_path / "plan.html").stdout == f"Written to {tmp_path / 'plan.html'}\n"
+    drawn = CliRunner().invoke(
+        main, ["picture", str(plan_file), "-o", str(tmp_path / "plan.png"), "--html", str(tmp_path / "again.html")]
+    )
+    assert drawn.exit_code == 0, drawn.stderr
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "plan.html").read_text()
+    refused = CliRunner().invoke(main, ["picture", str(plan_file), "-o", str(tmp_path / "p.png"), "--from", "1"])
+    assert refused.exit_code == 2 and "is for a run" in refused.stderr
+    assert "Name the file to write" in CliRunner().invoke(main, ["picture", str(plan_file)]).stderr
 
 
 def test_the_life_of_a_tensor_is_told_in_order(plan_file: Path) -> None:

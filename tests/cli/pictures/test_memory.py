@@ -96,6 +96,14 @@ def test_a_run_that_has_not_ended_is_refused(run: Path, tmp_path: Path) -> None:
     assert "record.json cannot be read" in refused.stderr
 
 
+def test_the_command_writes_a_page_of_the_run(run: Path, tmp_path: Path) -> None:
+    written = picture(run, "--html", tmp_path / "m.html")
+    assert (written.exit_code, written.stdout) == (0, f"Written to {tmp_path / 'm.html'}\n"), written.output
+    assert "Device memory of run" in (tmp_path / "m.html").read_text()
+    refused = picture(run, "--html", tmp_path / "m.html", "--from", "0.0001")
+    assert refused.exit_code == 2 and "A page zooms by itself" in refused.stderr
+
+
 def test_an_empty_record_is_refused(run: Path, tmp_path: Path) -> None:
     RunFolder(run).write_record(Record((), ()))
     refused = picture(run, "-o", tmp_path / "m.png")

@@ -1,0 +1,68 @@
+"""Finds the step that was named on the command line: that of a model, or one that a function of the user makes.
+
+    MODULE:FUNCTION ::= a function that returns (step, args), or what `Entrypoint` takes: (step, state, batches), or a model
+
+A model's state is donated, and so is the state of (step, state, batches), as `tensile run` trains them. Of (step, args), what is
+donated that `jax.jit(step, donate_argnums=...)` says. Nothing runs but the user's function.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from tensile_jax.cli.errors import Refusal
+from tensile_jax.cli.options import ModelChoice, OwnStep
+from tensile_jax.cli.run.job_source import find_modules_here
+from tensile_jax.exec.actor.entrypoint import Entrypoint
+from tensile_jax.trace import shape_struct
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundStep:
+    """A step, its arguments (arrays or shapes), and the position of the one that is donated; None if the step itself says it."""
+
+    step: Callable[..., Any]
+    args: tuple[Any, ...]
+    donated: int | None
+
+
+def find_step(source: ModelChoice | OwnStep) -> FoundStep:
+    """The step, made anew.
+
+    Raises:
+        Refusal: the model or the function does not take these sizes, cannot be imported, or makes no step.
+    """
+    if isinstance(source, ModelChoice):
+        model = source.build()
+        return FoundStep(model.step, (model.state_shape, model.batch_shape), 0)
+    find_modules_here()
+    given = {} if source.batch_size is None else {"batch_size": source.batch_size}
+    try:
+        made = Entrypoint(source.target, given).call()
+        return _found(made, source.target)
+    except (ImportError, TypeError, ValueError) as error:
+        raise Refusal(str(error)) from error
+
+
+def with_batch_size(source: ModelChoice | OwnStep, batch_size: int) -> ModelChoice | OwnStep:
+    """The same step for another batch."""
+    return replace(source, batch_size=batch_size)
+
+
+def _found(made: Any, target: str) -> FoundStep:
+    if not isinstance(made, tuple) and all(hasattr(made, name) for name in ("step", "state_shape", "batch_shape")):
+        return FoundStep(made.step, (made.state_shape, made.batch_shape), 0)
+    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple | list):
+        return FoundStep(made[0], tuple(made[1]), None)
+    if isinstance(made, tuple) and len(made) == 3 and callable(made[0]):
+        step, state, batches = made
+        first = next(iter(batches if isinstance(batches, Iterable) else batches()), None)
+        if first is None:
+            raise ValueError(f"{target}: its batches gave nothing. Give at least one batch.")
+        return FoundStep(step, (jax.tree.map(shape_struct, state), jax.tree.map(shape_struct, first)), 0)
+    raise TypeError(
+        f"{target} must return (step, args), (step, state, batches) or a model. It returned a {type(made).__name__}. "
+        "args is the tuple of the step's arguments, arrays or jax.ShapeDtypeStructs."
+    )
