@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean bench-mesh bench-mesh-largest bench-workloads
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean bench-memory bench-mesh bench-mesh-largest bench-workloads
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -98,6 +98,9 @@ bench-launches: .venv-h200/.installed ## segments beside programs of them, compi
 bench-loops: .venv-h200/.installed ## decoders written with nn.scan, compiled for an H200; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
 		.venv-h200/bin/python -m benchmarks.loops
+
+bench-memory: $(VENV)/.installed ## reports on memory beside XLA's own peaks, and how long reports and pages take
+	$(BIN)/python -m benchmarks.memory
 
 bench-mesh: .venv-h200/.installed ## steps sharded over eight H200, compiled for them; needs no GPU
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \

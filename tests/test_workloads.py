@@ -1,8 +1,9 @@
-"""The training steps of `benchmarks/workloads` train under a budget with plain jit's losses."""
+"""The training steps of `benchmarks/workloads` train under a budget with plain jit's losses, and reports on their memory are true."""
 
 import jax
 import pytest
 
+from benchmarks.memory import measured as memory_of
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.case import measured
 
@@ -14,6 +15,14 @@ def test_a_workload_trains_under_its_budget_with_plain_jits_losses(name: str) ->
     found = measured(WORKLOADS[name](), "60%", compared=4, timed_steps=1)
     assert found["peak_ratio"] <= (found["budget_ratio"] if found["refused"] else 0.6)
     assert found["loss_difference"] < 1e-3  # gradients are rounded differently, and grow apart over four steps
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in WORKLOADS])
+def test_the_report_on_a_workloads_memory_has_xlas_peak_and_adds_up(name: str) -> None:
+    found = memory_of(WORKLOADS[name]())
+    assert found["compiled_peak_bytes"] == found["jit_peak_bytes"]
+    assert found["adds_up"]
+    assert abs(found["packing_share"]) < 0.3
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -1,0 +1,97 @@
+"""Compares the report on each workload's memory with what XLA says of plain jit, and times reports and pages.
+
+    python -m benchmarks.memory
+    python -m benchmarks.memory --only diffusion --only replay
+
+For each workload of `benchmarks/workloads`: whether the report's compiled peak is that of `jax.jit`'s own executable, the predicted
+peak beside it, whether what lives at the peak adds up to the predicted peak, and which part of that is packing. Then, for
+ResNet-50: how long a report takes beside the trace of the step; and how large and how quickly written the page of 2,000 operators
+is. Writes `benchmarks/results/memory.json`.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import jax
+from tensile_models.resnet import resnet50
+
+import tensile_jax as tensile
+from benchmarks.workloads import WORKLOADS, Workload
+from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.memory_report.memory import calls_of
+
+RESULTS = Path(__file__).parent / "results" / "memory.json"
+
+
+def measured(workload: Workload) -> dict[str, Any]:
+    """The peaks of one workload, and how what lives at the peak adds up."""
+    state, batch = jax.eval_shape(workload.init), jax.eval_shape(lambda: workload.batch(0))
+    report = tensile.memory(workload.step, state, batch, compile=True, donate_argnums=0)
+    own = peak_of(jax.jit(workload.step, donate_argnums=0).lower(state, batch).compile())
+    packing = sum(part.nbytes for part in report.at_peak if part.role == "packing")
+    return {
+        "jit_peak_bytes": own,
+        "compiled_peak_bytes": report.compiled_peak_bytes,
+        "predicted_peak_bytes": report.predicted_peak_bytes,
+        "adds_up": sum(part.nbytes for part in report.at_peak) == report.predicted_peak_bytes,
+        "packing_share": packing / report.predicted_peak_bytes,
+        "tensors": len(report.tensors),
+    }
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """How long it takes."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def timed() -> dict[str, float]:
+    """How long a report on ResNet-50 takes beside the trace, and how large its page is and how long that takes."""
+    traced, reported = resnet50(batch_size=16), resnet50(batch_size=16)
+    calls = calls_of(traced.step, {"device_profile": "cpu"}, {"donate_argnums": 0})
+    trace_s = seconds(lambda: calls.step((traced.state_shape, traced.batch_shape), {}))
+    found: list[tensile.MemoryReport] = []
+    report_s = seconds(
+        lambda: found.append(
+            tensile.memory(reported.step, reported.state_shape, reported.batch_shape, device_profile="cpu", donate_argnums=0)
+        )
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "memory.html"
+        page_s = seconds(lambda: found[0].save(page))
+        page_bytes = page.stat().st_size
+    operators = len(found[0].operators)
+    return {"trace_s": trace_s, "report_s": report_s, "page_s": page_s, "page_bytes": page_bytes, "operators": operators}
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(list(WORKLOADS)), help="Only these workloads.")
+def main(only: Sequence[str]) -> None:
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(0.0))  # JAX's own first call of anything
+    times = timed()
+    print(
+        f"ResNet-50: trace {times['trace_s']:.2f} s, report {times['report_s']:.2f} s "
+        f"({times['report_s'] / times['trace_s']:.2f} times), page of {times['operators']} operators {times['page_bytes'] / 1e6:.2f} MB "
+        f"in {times['page_s']:.2f} s"
+    )
+    rows: dict[str, Any] = {}
+    for name in only or WORKLOADS:
+        rows[name] = row = measured(WORKLOADS[name]())
+        off = row["predicted_peak_bytes"] / row["compiled_peak_bytes"]
+        print(
+            f"{name:24} XLA {row['compiled_peak_bytes'] / 2**20:8.2f} MiB  predicted {off:5.2f}  packing {row['packing_share']:+.3f}"
+            f"  same as jax.jit {row['jit_peak_bytes'] == row['compiled_peak_bytes']}  adds up {row['adds_up']}",
+            flush=True,
+        )
+    if not only:
+        RESULTS.write_text(json.dumps({"resnet50": times, "workloads": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
