@@ -3,10 +3,9 @@
     python -m benchmarks.memory
     python -m benchmarks.memory --only diffusion --only replay
 
-For each workload of `benchmarks/workloads`: whether the report's compiled peak is that of `jax.jit`'s own executable, the predicted
-peak beside it, whether what lives at the peak adds up to the predicted peak, and which part of that is packing. Then, for
-ResNet-50: how long a report takes beside the trace of the step; and how large and how quickly written the page of 2,000 operators
-is. Writes `benchmarks/results/memory.json`.
+For each workload of `benchmarks/workloads`: whether the report's compiled peak is that of `jax.jit`'s own executable, the
+predicted peak beside it, whether what lives at the peak adds up to the predicted peak, and which part of that is packing.
+Then, for ResNet-50: how long a report takes beside the trace of the step, and how large its page is. Writes `benchmarks/results/memory.json`.
 """
 
 import json
@@ -77,16 +76,17 @@ def main(only: Sequence[str]) -> None:
     times = timed()
     print(
         f"ResNet-50: trace {times['trace_s']:.2f} s, report {times['report_s']:.2f} s "
-        f"({times['report_s'] / times['trace_s']:.2f} times), page of {times['operators']} operators {times['page_bytes'] / 1e6:.2f} MB "
-        f"in {times['page_s']:.2f} s"
+        f"({times['report_s'] / times['trace_s']:.2f} times), page of {times['operators']} operators "
+        f"{times['page_bytes'] / 1e6:.2f} MB in {times['page_s']:.2f} s"
     )
     rows: dict[str, Any] = {}
     for name in only or WORKLOADS:
         rows[name] = row = measured(WORKLOADS[name]())
         off = row["predicted_peak_bytes"] / row["compiled_peak_bytes"]
         print(
-            f"{name:24} XLA {row['compiled_peak_bytes'] / 2**20:8.2f} MiB  predicted {off:5.2f}  packing {row['packing_share']:+.3f}"
-            f"  same as jax.jit {row['jit_peak_bytes'] == row['compiled_peak_bytes']}  adds up {row['adds_up']}",
+            f"{name:24} XLA {row['compiled_peak_bytes'] / 2**20:8.2f} MiB  predicted {off:5.2f}  "
+            f"packing {row['packing_share']:+.3f}  "
+            f"same as jax.jit {row['jit_peak_bytes'] == row['compiled_peak_bytes']}  adds up {row['adds_up']}",
             flush=True,
         )
     if not only:

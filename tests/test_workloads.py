@@ -1,4 +1,4 @@
-"""The training steps of `benchmarks/workloads` train under a budget with plain jit's losses, and reports on their memory are true."""
+"""The training steps of `benchmarks/workloads` train under a budget with plain jit's losses, and their reports are true."""
 
 import jax
 import pytest

@@ -1,6 +1,7 @@
 """Makes the report on a function's memory under plain `jax.jit`, without running the function: `tensile_jax.memory`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import jax
@@ -21,6 +22,12 @@ from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.comparison import SHARES
 
 __all__ = ["memory"]
+
+_LIBRARY_KERNEL = "ynn_fusion"
+_IN_LIBRARY = (
+    "XLA for CPUs runs some operators of this function inside kernels of a library, which allocate memory for themselves. XLA's "
+    "own figure does not have that memory."
+)
 
 
 def memory(
@@ -66,7 +73,9 @@ def memory(
         step = calls.step(args, dict(kwargs or {}))
         compiled = jit_peak_bytes(step) if compile else None
         costs, smallest = _costs(step) if budgets else ((), None)
-    return report_of(step, compiled_peak_bytes=compiled, budgets=costs, smallest_budget_bytes=smallest)
+        hides = compile and _in_library_kernels(step)
+    report = report_of(step, compiled_peak_bytes=compiled, budgets=costs, smallest_budget_bytes=smallest)
+    return replace(report, notes=(*report.notes, _IN_LIBRARY)) if hides else report
 
 
 def calls_of(function: Callable[..., Any], plan_options: PlanOptions, jit_options: JitOptions) -> PlannedCalls:
@@ -138,6 +147,11 @@ def _how_to_donate(path: Sequence[Any]) -> str:
     """The option that donates the argument at this path of `(args, kwargs)`."""
     position = getattr(path[1], "idx", None)
     return f"donate_argnums={position}" if position is not None else f"donate_argnames={getattr(path[1], 'key', '')!r}"
+
+
+def _in_library_kernels(step: Step) -> bool:
+    """Whether XLA for CPUs runs stretches of the function in kernels of a library, which allocate for themselves."""
+    return step.compiler.device.platform == "cpu" and _LIBRARY_KERNEL in step.plain_jit.sized().executable.as_text()
 
 
 def _costs(step: Step) -> tuple[tuple[AtBudget, ...], int | None]:

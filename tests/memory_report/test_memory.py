@@ -166,6 +166,15 @@ def test_budgets_are_compared_only_when_asked_for() -> None:
     assert "Under a budget (the smallest that works" in str(report)
 
 
+def test_a_note_says_where_xla_leaves_memory_out_of_its_figure() -> None:
+    def means(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.tanh(x @ w) @ w).mean(axis=1)
+
+    report = tensile.memory(means, shape(256, 256), shape(4096, 256), compile=True)
+    hides = "ynn_fusion" in jax.jit(means).lower(shape(256, 256), shape(4096, 256)).compile().as_text()  # pyright: ignore[reportOperatorIssue] # text
+    assert any("does not have that memory" in note for note in report.notes) == hides
+
+
 def test_the_text_is_one_screen() -> None:
     lines = str(report_on("training, nothing donated", compile=True)).splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 130
