@@ -5,7 +5,8 @@
 
 For each workload of `benchmarks/workloads`: whether the report's compiled peak is that of `jax.jit`'s own executable, the
 predicted peak beside it, whether what lives at the peak adds up to the predicted peak, and which part of that is packing.
-Then, for ResNet-50: how long a report takes beside the trace of the step, and how large its page is. Writes `benchmarks/results/memory.json`.
+Then, for ResNet-50: how long a report takes beside the trace of the step, and how large its page is. Writes
+`benchmarks/results/memory.json`.
 """
 
 import json
