@@ -78,7 +78,8 @@ def test_the_error_about_the_floor_says_which_segment_needs_it_and_names_only_re
         tensile.jit(sgd_step, budget=10, donate_argnums=0).plan(weights(), batch())
     least = tensile.jit(sgd_step, budget=caught.value.floor_bytes, donate_argnums=0).plan(weights(), batch())
     peak = least.segments[least.peak_segment]
-    assert f"where {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors, the largest being " in str(caught.value)
+    needs = f"The segment {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors, the largest being "
+    assert needs in str(caught.value)
     assert f"and {format_bytes(peak.workspace_bytes)} of XLA's working memory" in str(caught.value)
 
     def large_activations(weight: jax.Array, x: jax.Array) -> jax.Array:
