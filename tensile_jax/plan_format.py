@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tensile_jax import html_tables
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import PlanFileError
 from tensile_jax.ir import OperatorId, Role, TensorId
@@ -225,6 +226,12 @@ class Plan:
 
     def __str__(self) -> str:
         return describe(self)
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_text(describe(self))
 
 
 def contradictions(plan: Plan) -> Iterator[str]:
