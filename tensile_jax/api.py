@@ -17,10 +17,12 @@ from tensile_jax.exec.fitting.forms import bound_us, compare_forms
 from tensile_jax.plan import Comparison, PolicyName
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import Progress
+from tensile_jax.tracebacks import hides_frames, methods_hide_frames
 
 __all__ = ["PlannedFunction", "Report", "jit"]
 
 
+@methods_hide_frames
 class PlannedFunction:
     """A step under a memory budget. Call it as the function that it wraps. It keeps one plan for each signature of a call.
 
@@ -144,6 +146,7 @@ class _NotGiven:
 def jit(function: Callable[..., Any], /, **options: Unpack[GivenOptions]) -> PlannedFunction: ...
 @overload
 def jit(**options: Unpack[GivenOptions]) -> Callable[[Callable[..., Any]], PlannedFunction]: ...
+@hides_frames
 def jit(
     function: Callable[..., Any] | type[_NotGiven] = _NotGiven,
     /,

@@ -54,62 +54,72 @@ def too_small_for_step(
     def worth_naming(saved: int) -> bool:
         return 0 < saved and saved * _WORTH_NAMING >= floor_bytes - limit
 
-    hints: list[str] = []
+    needs = _what_needs_it(least)
+    remedies = [f"Give a budget of {about}{format_bytes(floor_bytes)} or more."]
     if host is not None:
-        hints.append(
-            f"With {format_bytes(host.host_bytes)} of host memory the step needs about {format_bytes(host.device_bytes)} on the "
-            f"device; with host_budget={format_bytes(host.limit_bytes)}{f' ({host.basis})' if host.basis else ''} at least "
-            f"{about}{format_bytes(floor_bytes)}."
+        remedies.append(
+            f"Give more host memory (host_budget). With {format_bytes(host.host_bytes)} of host memory the step needs about "
+            f"{format_bytes(host.device_bytes)} on the device; with host_budget={format_bytes(host.limit_bytes)}"
+            f"{f' ({host.basis})' if host.basis else ''} at least {about}{format_bytes(floor_bytes)}."
         )
     needs_most = _operator_that_needs_most(graph, least, stored)
     touched: set[TensorId] = set()
     if needs_most is not None and needs_most.nbytes > min(limit, floor_bytes * _MAIN_SHARE):
         touched = {*needs_most.operator.inputs, *needs_most.operator.outputs}
-        hints.append(_what_would_help(needs_most, source(needs_most.operator.id)))
+        why, remedy = _undivided(needs_most.operator)
+        needs.append(f"{_what_it_needs(needs_most, source(needs_most.operator.id))} {why}")
+        remedies.append(remedy)
     alone = [t for t in graph.tensors if t.nbytes > limit and stored(t.id)]
     if alone:
         one = max(alone, key=lambda t: t.nbytes)
-        hints.append(f"One tensor alone is larger than the budget: {one.name} ({format_bytes(one.nbytes)}).")
+        needs.append(f"One tensor alone is larger than the budget: {one.name} ({format_bytes(one.nbytes)}).")
     held = [t for t in graph.tensors if t.producer is None]
     taken_over = {pair.output for pair in graph.carried if pair.input in graph.donated}
     results = sum(graph.tensors[t].nbytes for t in graph.outputs if t not in taken_over)
-    beside = f", and its results {format_bytes(results)} beside them" if worth_naming(results) else ""
-    hints.append(f"Arguments of the step hold {format_bytes(sum(t.nbytes for t in held))}{_largest(held)}{beside}.")
+    beside = f" Its results hold {format_bytes(results)} beside them." if worth_naming(results) else ""
+    needs.append(f"Arguments of the step hold {format_bytes(sum(t.nbytes for t in held))}{_largest(held)}.{beside}")
     kept = sum(graph.tensors[p.input].nbytes for p in graph.carried if p.input not in graph.donated)
     if worth_naming(kept):
-        hints.append(
-            f"The state is not donated, so old and new state ({format_bytes(kept)} each) lie side by side: "
-            "donate it (donate_argnums=0)."
+        remedies.append(
+            f"Donate the state (donate_argnums=0). Now old and new state ({format_bytes(kept)} each) lie side by side."
         )
     if least is not None and least.segments:  # what its largest segment itself reads and makes is there in any memory
         touched |= {*least.segments[least.peak_segment].inputs, *least.segments[least.peak_segment].outputs}
     state = sum(graph.tensors[p.input].nbytes for p in graph.carried if touched.isdisjoint((p.input, p.output)))
     if state_memory == "device" and worth_naming(state):
-        hints.append(f'With state_memory="any" the state ({format_bytes(state)}) may stay in host memory between its uses.')
+        remedies.append(
+            f'Pass state_memory="any". The state ({format_bytes(state)}) may then stay in host memory between its uses.'
+        )
     return BudgetTooSmall(
         f"budget {format_bytes(limit)} ({int(limit)} bytes{f', {basis}' if basis else ''}) is too small for {graph.name!r}: the "
         f"smallest that works{f' on each of the {devices} devices' if devices > 1 else ''} is "
-        f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes){_what_needs_it(least)}. {' '.join(hints)}",
+        f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes)."
+        f"{_listed('What needs it', needs)}{_listed('What to do', remedies)}",
         budget_bytes=int(limit),
         floor_bytes=floor_bytes,
     )
 
 
-def _what_needs_it(least: Plan | None) -> str:
-    """What is in memory while the largest segment of a plan runs."""
+def _listed(title: str, sentences: Sequence[str]) -> str:
+    """Lines to be added to a message: a title, and below it the sentences."""
+    return "".join([f"\n{title}:", *(f"\n    {sentence}" for sentence in sentences)])
+
+
+def _what_needs_it(least: Plan | None) -> list[str]:
+    """A sentence about what is in memory while the largest segment of a plan runs; none if there is no such plan."""
     if least is None:
-        return ""
+        return []
     if least.whole:
-        return ", which is the peak of plain jit, and no plan needs less"
+        return ["This is the peak of plain jit, and no plan needs less."]
     peak = least.segments[least.peak_segment]
     if peak.device_bytes > peak.resident_bytes + peak.workspace_bytes:
-        return ", which is what its arguments or its results hold when an iteration begins or ends"
+        return ["This is what its arguments or its results hold when an iteration begins or ends."]
     used = {*peak.inputs, *peak.outputs}
     tensors = [t for t in least.tensors if t.id in used]
-    return (
-        f", where {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors{_largest(tensors)}, and "
-        f"{format_bytes(peak.workspace_bytes)} of XLA's working memory"
-    )
+    return [
+        f"The segment {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors{_largest(tensors)}, and "
+        f"{format_bytes(peak.workspace_bytes)} of XLA's working memory."
+    ]
 
 
 class _Need(NamedTuple):
@@ -133,30 +143,47 @@ def _operator_that_needs_most(graph: Graph, least: Plan | None, stored: Callable
     return max(needs, key=lambda one: one.nbytes, default=None)
 
 
-_IN_ONE_PIECE = {
-    "while": (
-        "It is a loop whose number of iterations is not known beforehand, so no plan divides it. If the number is always the "
-        "same, use jax.lax.scan, or jax.lax.fori_loop with Python integers as bounds."
+class _Undivided(NamedTuple):
+    """Why no plan divides an operator, and what the user can do about it: a sentence each, or two."""
+
+    why: str
+    remedy: str
+
+
+_BY_PRIMITIVE = {
+    "while": _Undivided(
+        "It is a loop whose number of iterations is not known beforehand, so no plan divides it.",
+        "If the loop always has the same number of iterations, use jax.lax.scan, or jax.lax.fori_loop with Python integers as "
+        "bounds.",
     ),
-    "cond": (
-        "Which of its branches runs is not known beforehand, so no plan divides it. Take what needs most out of the branches, or "
-        "compute all of them and select the result with jax.numpy.where."
+    "cond": _Undivided(
+        "Which of its branches runs is not known beforehand, so no plan divides it.",
+        "Take what needs most out of the branches, or compute all of them and select the result with jax.numpy.where.",
     ),
-    "scan": "It is a loop that runs as one operator, so no plan divides it. open_loops=True plans its iterations one by one.",
+    "scan": _Undivided(
+        "It is a loop that runs as one operator, so no plan divides it.",
+        "Pass open_loops=True. The iterations of the loop are then planned one by one.",
+    ),
 }
-"""What to say of an operator that holds others inside, by its primitive: why it is not divided, and what would help."""
 
 
-def _what_would_help(need: _Need, line: str) -> str:
-    """The sentences about the operator that needs most: where it is, what it needs, and what would help."""
-    name, primitive, inner = need.operator.name, need.operator.primitive, need.operator.inner
-    at = f" at {line}" if line else ""
+def _undivided(operator: Operator) -> _Undivided:
+    if "callback" in operator.primitive:
+        remedy = "Give the callback less at a time, such as a part of an array."
+        return _Undivided("It calls Python, so no plan divides it.", remedy)
+    smaller = _Undivided("No plan divides it.", "Give the operator smaller arrays, such as those of a smaller batch.")
+    return _BY_PRIMITIVE.get(operator.primitive, smaller)
+
+
+def _what_it_needs(need: _Need, line: str) -> str:
+    """The sentence about the operator that needs most: where it is, and what it needs."""
+    scope, _, name = need.operator.name.rpartition("/")
+    backward = ", in the backward pass," if scope.endswith("'") else ""
+    name = "/".join(part for part in (scope.removesuffix("'"), name) if part)
+    inner = need.operator.inner
     touched = f"{format_bytes(need.nbytes - inner)} for what it reads and makes"
     needs = f"{format_bytes(need.nbytes)}: {touched}, and {format_bytes(inner)} inside" if inner else touched
-    needs = f"The operator {name!r}{at} alone needs {needs}."
-    if "callback" in primitive:
-        return f"{needs} It calls Python, so no plan divides it. Give it less at a time, such as a part of an array."
-    return f"{needs} {_IN_ONE_PIECE.get(primitive, 'No plan divides it: give it smaller arrays, such as a smaller batch.')}"
+    return f"The operator {name!r}{f' at {line}' if line else ''}{backward} alone needs {needs}."
 
 
 def _largest(tensors: Sequence[Tensor | PlannedTensor]) -> str:

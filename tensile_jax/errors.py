@@ -17,26 +17,45 @@
 Errors in a caller's arguments are also `ValueError`s, as they are with `jax.jit`. So code that catches `ValueError` still works.
 Beside these classes, the package raises Python's own exceptions: a plain `ValueError` or `TypeError` for an argument that is not
 allowed, a `RuntimeError` for a call at the wrong time, and `OSError` and `ImportError` as Python itself does.
+
+The texts of `BudgetTooSmall`, `OutOfMemory` and `TraceError` end with the address of their section of docs/errors.md.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class TensileError(Exception):
     """The root of all errors of this package."""
 
 
+class _OnPage(TensileError):
+    """An error of which docs/errors.md says how to read it, and what to do."""
+
+    _section: ClassVar[str]
+
+    @property
+    def message(self) -> str:
+        """The text without the address of the page."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHow to read this, and what helps: docs/errors.md#{self._section}"
+
+
 class BudgetError(TensileError, ValueError):
     """A budget that cannot be read or kept."""
 
 
-class BudgetTooSmall(BudgetError):
-    """No plan keeps the budget. The messages of these errors are in `budget.py`.
+class BudgetTooSmall(_OnPage, BudgetError):
+    """No plan keeps the budget. The messages of these errors are in `budget_errors.py`.
 
     Attributes:
+        message: the text without the address of the page that explains it.
         budget_bytes: the budget that was given.
         floor_bytes: the smallest budget for which there is a plan.
     """
+
+    _section = "budgettoosmall"
 
     def __init__(self, message: str, *, budget_bytes: int, floor_bytes: int) -> None:
         super().__init__(message)
@@ -44,8 +63,14 @@ class BudgetTooSmall(BudgetError):
         self.floor_bytes = floor_bytes
 
 
-class TraceError(TensileError, ValueError):
-    """A step that cannot be turned into a graph of operators and tensors."""
+class TraceError(_OnPage, ValueError):
+    """A step that cannot be turned into a graph of operators and tensors.
+
+    Attributes:
+        message: the text without the address of the page that explains it.
+    """
+
+    _section = "traceerror"
 
 
 class PlanFileError(TensileError, ValueError):
@@ -73,8 +98,14 @@ class InvalidPlan(TensileError):
         self.tensor = tensor
 
 
-class OutOfMemory(TensileError, RuntimeError):
-    """The device ran out of memory, and again when everything that could be moved to the host had been moved."""
+class OutOfMemory(_OnPage, RuntimeError):
+    """The device ran out of memory, and again when everything that could be moved to the host had been moved.
+
+    Attributes:
+        message: the text without the address of the page that explains it.
+    """
+
+    _section = "outofmemory"
 
 
 class CheckpointError(TensileError):

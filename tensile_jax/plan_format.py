@@ -27,9 +27,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from tensile_jax import html_tables
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import PlanFileError
 from tensile_jax.ir import OperatorId, Role, TensorId
+from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
 SCHEMA_VERSION = 1
@@ -144,6 +146,8 @@ class Plan:
         devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one of them.
         barriers: what then crosses the barriers between segments, as `exec/compiling/program_code.py` says.
         reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
+        donated: the arguments whose memory the step may reuse; None if the plan was saved by a version that did not say.
+        jax_version: the version of JAX that has traced the step; empty if that was not said.
     """
 
     schema_version: int
@@ -184,6 +188,8 @@ class Plan:
     launch_us: float = 0.0
     host_peak_bytes: int | None = None
     host_budget_bytes: int | None = None
+    donated: tuple[TensorId, ...] | None = None
+    jax_version: str = ""
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -203,6 +209,7 @@ class Plan:
         import_module("tensile_jax.pages.plan_page").save_plan(self, path, memory=memory)
 
     @staticmethod
+    @hides_frames
     def load(path: str | PathLike[str]) -> "Plan":
         """Read a saved plan.
 
@@ -233,6 +240,12 @@ class Plan:
 
     def __str__(self) -> str:
         return describe(self)
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_text(describe(self))
 
 
 def contradictions(plan: Plan) -> Iterator[str]:

@@ -16,6 +16,8 @@ Sizes are in bytes. Times are in microseconds or seconds since the runtime began
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tensile_jax import html_tables
+
 JobState = Literal["preparing", "queued", "running", "paused", "finished", "failed", "cancelled"]
 """`preparing`: traced, planned, compiled. `queued`: waits for memory. The last three are final."""
 
@@ -73,6 +75,9 @@ class JobStatus:
             return None
         return (self.steps - self.step) / self.steps_per_s
 
+    def _repr_html_(self) -> str:
+        return html_tables.of_record(self)
+
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
@@ -104,6 +109,9 @@ class JobReport:
     segments: int
     plans: int
 
+    def _repr_html_(self) -> str:
+        return html_tables.of_record(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -118,6 +126,9 @@ class Status:
     out_share: float
     into_share: float
     jobs: tuple[JobStatus, ...]
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_record(self) + html_tables.of_records(self.jobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pytest
 
 import tensile_jax as tensile
 import tensile_jax.device_profiles as profiles
+from tensile_jax.errors import OutOfMemory, TraceError
 from tensile_jax.plan import POLICIES
 from tensile_jax.units import format_bytes
 from tests.builders import (
@@ -78,7 +79,8 @@ def test_the_error_about_the_floor_says_which_segment_needs_it_and_names_only_re
         tensile.jit(sgd_step, budget=10, donate_argnums=0).plan(weights(), batch())
     least = tensile.jit(sgd_step, budget=caught.value.floor_bytes, donate_argnums=0).plan(weights(), batch())
     peak = least.segments[least.peak_segment]
-    assert f"where {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors, the largest being " in str(caught.value)
+    needs = f"The segment {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors, the largest being "
+    assert needs in str(caught.value)
     assert f"and {format_bytes(peak.workspace_bytes)} of XLA's working memory" in str(caught.value)
 
     def large_activations(weight: jax.Array, x: jax.Array) -> jax.Array:
@@ -396,3 +398,12 @@ def test_the_same_step_with_another_optimizer_is_another_program() -> None:
         for o in (optax.sgd(0.1, momentum=0.9), optax.sgd(0.2, momentum=0.9), optax.adam(1e-3))
     ]
     assert len(set(plans)) == 3
+
+
+def test_errors_name_sections_of_the_page_that_explains_them() -> None:
+    page = (Path(tensile.__file__).parents[1] / "docs" / "errors.md").read_text()
+    for error in (
+        tensile.BudgetTooSmall("too small", budget_bytes=1, floor_bytes=2), TraceError("no graph"), OutOfMemory("full"),
+    ):  # fmt: skip
+        assert f"\n## {type(error).__name__}\n" in page
+        assert str(error) == f"{error.message}\nHow to read this, and what helps: docs/errors.md#{type(error).__name__.lower()}"

@@ -31,10 +31,12 @@ from tensile_jax.plan.comparison import Comparison
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import Progress
 from tensile_jax.trace.step import Boundary, parameter_names
+from tensile_jax.tracebacks import hides_frames, methods_hide_frames
 
 _Question = Callable[..., Any]
 
 
+@methods_hide_frames
 class NnxFunction:
     """A step on NNX objects under a memory budget. Call it like the function it wraps; it changes the objects in place.
 
@@ -203,6 +205,7 @@ def _refuse_placement(name: str, value: Any) -> None:
         )
 
 
+@hides_frames
 def jit(
     step: Callable[..., Any] | None = None,
     *,

@@ -15,6 +15,7 @@ from importlib import import_module
 from os import PathLike
 from typing import Literal
 
+from tensile_jax import html_tables
 from tensile_jax.plan.planner import CompiledSizes, Goal, Planner
 from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
 from tensile_jax.plan.policies.registry import POLICIES, PolicyName
@@ -114,6 +115,20 @@ class Comparison:
         """
         # the page reads these records, so it is looked up when it is needed
         import_module("tensile_jax.pages.comparison_page").save_comparison(self, path)
+
+    def _repr_html_(self) -> str:
+        """Every policy under each share of vanilla's peak, and without a budget."""
+        without = [{"budget": "none", **_figures(one)} for one in (self.vanilla, self.whole)]
+        return html_tables.of_rows(
+            [*without, *({"budget": f"{at.share:.0%}", **_figures(one)} for at in self.budgets for one in at.entries)]
+        )
+
+
+def _figures(entry: Entry) -> dict[str, object]:
+    return {
+        "policy": entry.policy, "peak_bytes": entry.peak_bytes, "step_us": entry.step_us, "MSR": entry.msr, "EOR": entry.eor,
+        "CBR": entry.cbr, "swapped_bytes": entry.swapped_bytes, "recomputed_us": entry.recomputed_us, "segments": entry.segments,
+    }  # fmt: skip
 
 
 def compare_policies(

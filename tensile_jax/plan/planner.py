@@ -94,6 +94,7 @@ class Planner:
     Args:
         whole_graph: the graph of the step as plain jit runs it, if loops of `graph` are opened.
         host_limit: the most bytes that a plan may have in host memory; zero for plans without swaps.
+        versions: those of this package and of JAX, which plans name.
         agreed_swaps: for policy `tensile`, the swaps that were chosen for several jobs together (`multi_job/joint_swaps.py`).
 
     Attributes:
@@ -109,7 +110,7 @@ class Planner:
         policy: PolicyName = "auto",
         state_memory: Literal["device", "any"] = "device",
         host_limit: float = float("inf"),
-        version: str = "",
+        versions: tuple[str, str] = ("", ""),
         model: StepModel | None = None,
         whole_graph: Graph | None = None,
         agreed_swaps: tuple[SwappedOut, ...] | None = None,
@@ -126,7 +127,7 @@ class Planner:
         self.policy_name: PolicyName = policy
         self.state_memory: Literal["device", "any"] = state_memory
         self._policy = POLICIES[policy] if agreed_swaps is None else partial(tensile, agreed=agreed_swaps)
-        self._version = version
+        self._versions = versions
         self._latest = LatestResults()
         self._faults: dict[object, str] = {}  # by choice, why its replay refused the plan
 
@@ -137,7 +138,7 @@ class Planner:
             self.profile,
             policy=policy,
             state_memory=self.state_memory,
-            version=self._version,
+            versions=self._versions,
             model=self.model,
         )
 
@@ -154,7 +155,7 @@ class Planner:
             self.profile,
             policy=self.policy_name,
             state_memory="any",
-            version=self._version,
+            versions=self._versions,
             model=model,
         )
 
@@ -179,7 +180,7 @@ class Planner:
         return _remade, (model.graph, model.whole_graph, self.profile, model.state_may_stay_out, model.host_limit, self._kept())
 
     def _kept(self) -> dict[str, Any]:
-        names = ("policy_name", "state_memory", "_policy", "_version")
+        names = ("policy_name", "state_memory", "_policy", "_versions")
         return {name: getattr(self, name) for name in names}
 
     def swapping_accesses(self) -> AccessSequence | None:
@@ -440,7 +441,8 @@ class Planner:
         unlimited = goal.limit == float("inf") or goal.max_slowdown is not None
         return replace(
             empty_plan(self.graph),
-            tensile_version=self._version,
+            tensile_version=self._versions[0],
+            jax_version=self._versions[1],
             policy=self.policy_name,
             device_profile=self.profile.name,
             rates=self.profile.basis,

@@ -23,6 +23,7 @@ from tensile_jax.ray.placement import refuse_devices
 from tensile_jax.ray.records import ClusterEvent, ClusterStatus, DeviceSettings, NewJob, StartAfter, Wish, Work
 from tensile_jax.ray.shared.opened import open_place
 from tensile_jax.ray.shared.place import SharedPlace
+from tensile_jax.tracebacks import hides_frames, methods_hide_frames
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0  # that the coordinator may take to answer; it answers within two seconds
@@ -93,6 +94,7 @@ class ClusterJob:
             object.__setattr__(self, "start_after", float(self.start_after))
 
 
+@hides_frames
 def submit(
     jobs: Sequence[ClusterJob],
     *,
@@ -179,6 +181,7 @@ def submit(
     return run
 
 
+@hides_frames
 def attach(address: str | None = None) -> "ClusterRun":
     """Find the jobs that anyone has submitted to a cluster, to follow and to steer them.
 
@@ -198,6 +201,7 @@ def attach(address: str | None = None) -> "ClusterRun":
     return run
 
 
+@methods_hide_frames
 class ClusterRun:
     """Jobs on a cluster; made by `submit` and `attach`."""
 

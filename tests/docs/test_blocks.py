@@ -3,7 +3,7 @@
     python     is executed, each block by itself
     console    its `tensile` commands are run; of `make`, `pip` and `git` it is checked that what they name exists
     toml       is read as a jobs file
-    text       is what the block above prints, but for numbers and the segment's name
+    text       is what the block above prints, but for numbers, lines of code and the segment's name
 
 The blocks of a page are run in one folder, in their order. A comment above a block says what is different for the test:
 
@@ -49,7 +49,7 @@ LONG = [
     ROOT / "docs" / f"{name}.md" for name in ("budgets-and-plans", "cluster", "command-line", "sharded")
 ]  # half a minute each
 BLOCK = re.compile(r"(?:^<!-- test: (?P<note>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-VARIES = re.compile(r"in [^\n]+ \(floor|\d+(\.\d+)?( [KMG]?i?B)?")  # from machine to machine
+VARIES = re.compile(r"in [^\n]+ \(floor|at \w+\.(?:md|py):[\d:]+|\d+(\.\d+)?( [KMG]?i?B)?")  # from machine to machine
 
 SMALLER = {"resnet50": "mlp", "gpt": "mlp", "50%": "90%", "gs://bucket/runs/mine": "file://bucket"}
 FEWER_LAYERS = {"(16, 128, 128)": "(3, 128, 128)", '"30%"': '"45%"', '"40%"': '"90%"'}  # where the least memory is a larger part

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from tensile_jax.exec.call.donated_before import explain_deleted
 from tensile_jax.exec.call.signature import Call
 from tensile_jax.exec.transfer import is_divided
 from tensile_jax.ir import Graph
@@ -30,7 +31,7 @@ def refuse_unusable(call: Call, graph: Graph) -> None:
         memory = [_address(leaf) for leaf in leaves]
         if len(set(memory)) == len(memory):
             return
-    _refuse_deleted(leaves)
+    _refuse_deleted(leaves, graph)
     if graph.donated:
         _refuse_shared_memory(leaves, graph)
 
@@ -42,10 +43,12 @@ def _address(array: jax.Array) -> int:
     return array.addressable_data(0).unsafe_buffer_pointer()
 
 
-def _refuse_deleted(leaves: Sequence[Any]) -> None:
+def _refuse_deleted(leaves: Sequence[Any], graph: Graph) -> None:
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise RuntimeError(f"Array has been deleted with shape={leaf.aval.str_short()}.")
+            error = RuntimeError(f"Array has been deleted with shape={leaf.aval.str_short()}.")
+            explain_deleted(error, graph, leaves)
+            raise error
 
 
 def _refuse_shared_memory(leaves: Sequence[Any], graph: Graph) -> None:

@@ -1,15 +1,12 @@
 """Warns when a call was planned and compiled again because of other shapes, such as those of an epoch's smaller last batch."""
 
-import sys
 import warnings
 from collections.abc import Hashable
 from typing import NamedTuple
 
 from tensile_jax.exec.call.signature import Signature
+from tensile_jax.exec.call.user_code import level_of_the_user
 from tensile_jax.ir import Graph
-
-_BETWEEN = frozenset({"tensile_jax", "flax", "jax"})
-"""The packages whose code may stand between the user's call and this module."""
 
 
 class _FirstCall(NamedTuple):
@@ -71,13 +68,5 @@ class ShapesCalled:
             f"{self._name!r} was planned and compiled again, in {seconds:.1f} s (its first call: {before.seconds:.1f} s), since "
             f"{argument} has the shape {signature.shape(place)}, and had {before.signature.shape(place)} before{others}. "
             "Drop a batch of another shape or pad it. If several shapes are intended, call .plan(...) with each before.",
-            stacklevel=_level_of_the_user(),
+            stacklevel=level_of_the_user(),
         )
-
-
-def _level_of_the_user() -> int:
-    """The `stacklevel` with which the caller's warning names the line of the user's code that has made the call."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
-        frame, level = frame.f_back, level + 1
-    return level

@@ -34,6 +34,7 @@ from tensile_jax.exec.calibration.calibrate import profile_of
 from tensile_jax.exec.call.cache_hint import CACHE_HINT
 from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.devices import Placement, is_committed, named_devices, on_mesh, placement_of
+from tensile_jax.exec.call.donated_before import Donations, explain_deleted
 from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.host_memory import free_host_memory
@@ -94,7 +95,8 @@ class PlannedStep:
     """The function for one signature of its calls, with a plan that can run.
 
     `place` gives results the sharding that `jax.jit` gives them under the plan in use. When the device has run out of memory, the
-    runner takes a plan that needs less, and when latencies have drifted, a renewed one (`followed_plan.py`). `unwatched` is when
+    runner takes a plan that needs less, and when latencies have drifted, a renewed one (`followed_plan.py`). `donated` are the
+    positions and the names of the arguments whose memory the step takes over. `unwatched` is when
     the latest call began, if that was not watched, and `paces_us` are the times from such a call to the next one, of the latest
     ones under the plan in use.
     """
@@ -102,6 +104,7 @@ class PlannedStep:
     traced: _Traced
     runner: Runner
     place: Callable[[list[Any]], list[Any]]
+    donated: tuple[list[int], list[str]]
     followed: FollowedPlan | None = None
     unwatched: float | None = None
     paces_us: deque[float] = field(default_factory=lambda: deque(maxlen=_PACES))
@@ -159,6 +162,7 @@ class PlannedCalls:
         self._planned: dict[Signature, PlannedStep] = {}
         self._latest: Signature | None = None
         self._shapes = ShapesCalled(self._name)
+        self._donations = Donations(self._name, _donating_option(jit_options))
         self._preparing = threading.RLock()
         self._folder = PlanFolder(request.keep_plans) if request.keep_plans is not None and writes_files() else None
 
@@ -221,7 +225,14 @@ class PlannedCalls:
         if step.followed is not None:
             self._renew(step, step.followed)
         step.traced.step.agreement.begin_step()
-        return self._run(step, call, args, kwargs)
+        try:
+            results = self._run(step, call, args, kwargs)
+        except Exception as error:
+            explain_deleted(error, step.traced.step.graph, call.leaves)
+            raise
+        places, names = step.donated
+        self._donations.note(names, [call.leaves[place] for place in places])
+        return results
 
     def _run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         iteration = step.begin()
@@ -357,7 +368,7 @@ class PlannedCalls:
             else:
                 make = lambda: load(form_of(step, saved), self._request.budget, saved)  # noqa: E731
             compiled = planned_for_all(step, make)
-        planned = PlannedStep(traced, Runner(compiled, self._for_less), _placer_of(traced, compiled))
+        planned = PlannedStep(traced, Runner(compiled, self._for_less), _placer_of(traced, compiled), _donated_by(step))
         if self._request.renew_above is not None:
             settings = traced.settings
             planned.followed = FollowedPlan(self._request.renew_above, lambda: self._signatures.settings() == settings)
@@ -519,6 +530,19 @@ def _placer_of(traced: _Traced, compiled: CompiledPlan) -> Callable[[list[Any]],
         shardings = None if traced.placement.plain else jax.tree.leaves(step.plain_jit.sized().executable.output_formats)
     on_host = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].in_host_memory]
     return ResultPlacer(step.compiler, passed_on, shardings, on_host)
+
+
+def _donating_option(jit_options: JitOptions) -> str:
+    """What the user has given to say what is donated, such as `donate_argnums=0`; empty if nothing is."""
+    given = ((name, jit_options.get(name)) for name in ("donate_argnums", "donate_argnames"))
+    return ", ".join(f"{name}={value!r}" for name, value in given if value not in (None, (), []))
+
+
+def _donated_by(step: Step) -> tuple[list[int], list[str]]:
+    """The positions and the names of the arguments whose memory the step takes over."""
+    graph = step.graph
+    donated = [(place, graph.tensors[t].name) for place, t in enumerate(graph.inputs) if t in graph.donated]
+    return [place for place, _ in donated], [name for _, name in donated]
 
 
 def _is_particular(place: Any) -> bool:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from tensile_jax import html_tables
 from tensile_jax.exec.running.runner import Runner
 
 
@@ -54,6 +55,9 @@ class Report:
     launches: int = 1
     pace_us: float | None = None
     tries: int = 0
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_record(self)
 
 
 def report_of(runner: Runner, *, trace_s: float, drift: float | None, paces_us: Collection[float] = ()) -> Report:

@@ -302,7 +302,7 @@ def step_of(traced: TracedStep, options: Options, compiler: Compiler, *, agreeme
         policy=options.policy,
         state_memory=options.state_memory,
         host_limit=options.host_limit,
-        version=package_version(),
+        versions=(package_version(), jax.__version__),
         whole_graph=traced.whole_graph,
         agreed_swaps=options.agreed_swaps,
     )

@@ -9,8 +9,10 @@ A saved plan is never trusted: before anything is compiled, the plan is checked 
 is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+
+import jax
 
 from tensile_jax.budget import Budget
 from tensile_jax.errors import InvalidPlan, PlanFileError
@@ -19,7 +21,7 @@ from tensile_jax.exec.compiling.step import CompiledPlan, Step
 from tensile_jax.exec.compiling.whole_executable import whole_executable
 from tensile_jax.exec.fitting.find_plan import begin, budget_of, fit, learn, untried_whole_bytes
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.ir import Graph
+from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import decode
 from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
@@ -126,7 +128,7 @@ def refuse_saved(step: Step, budget: Budget | None, plan: Plan) -> None:
     if plan.fingerprint != graph.fingerprint:
         raise PlanFileError(
             f"plan= was made for another program: it is of {plan.program!r} with fingerprint {plan.fingerprint}, this step is "
-            f"{graph.name!r} with {graph.fingerprint}. {_difference(plan, graph)} Make a new one with step.plan(...)."
+            f"{graph.name!r} with {graph.fingerprint}. {_difference(plan, step)} Make a new one with step.plan(...)."
         )
     try:
         check(plan, graph)
@@ -157,8 +159,9 @@ def above_host_budget(plan: Plan, host_budget_bytes: int) -> PlanFileError:
     )
 
 
-def _difference(plan: Plan, graph: Graph) -> str:
-    """A sentence that says how the arguments of the step differ from those of the plan."""
+def _difference(plan: Plan, step: Step) -> str:
+    """A sentence that says how the step differs from the one that the plan was made for."""
+    graph = step.graph
     planned = {t.id: t for t in plan.tensors}
     found: list[str] = []
     for t in graph.inputs:
@@ -167,6 +170,26 @@ def _difference(plan: Plan, graph: Graph) -> str:
             found.append(f"{mine.name} is not in the plan")
         elif (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
             found.append(f"{mine.name} is {mine.dtype}{list(mine.shape)} here and {theirs.dtype}{list(theirs.shape)} in the plan")
-    if not found:
+    if found:
+        return f"The arguments differ: {'; '.join(found[:3])}{', ...' if len(found) > 3 else ''}."
+    if plan.donated is None:
         return "The arguments are alike; what the step computes, what is donated, or the version of jax differs."
-    return f"The arguments differ: {'; '.join(found[:3])}{', ...' if len(found) > 3 else ''}."
+    if _donating(plan.donated, step).fingerprint == plan.fingerprint:
+        return (
+            f"Only what is donated differs: this step donates {_names(graph.donated, graph)}, and the plan's donates "
+            f"{_names(plan.donated, graph)}. Donate the same (donate_argnums)."
+        )
+    if plan.jax_version != jax.__version__:
+        return f"The arguments are alike, but the step was traced by jax {plan.jax_version}, and this is {jax.__version__}."
+    return "The arguments are alike, but what the step computes differs."
+
+
+def _donating(donated: Collection[TensorId], step: Step) -> Graph:
+    """The graph of the step if it donated these arguments."""
+    traced, inputs = step.traced, step.graph.inputs
+    return traced.graph_of(replace(traced.program, taken=tuple(tensor in donated for tensor in inputs)))
+
+
+def _names(donated: Collection[TensorId], graph: Graph) -> str:
+    names = [graph.tensors[tensor].name for tensor in graph.inputs if tensor in donated]
+    return f"{', '.join(names[:3]) or 'nothing'}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"

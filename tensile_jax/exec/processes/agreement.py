@@ -297,7 +297,9 @@ _SAME_EVERYWHERE: Mapping[str, type[TensileError]] = {"PlanFileError": PlanFileE
 
 def _failure_of(error: BaseException) -> _Failure:
     if isinstance(error, BudgetTooSmall):
-        return _Failure("BudgetTooSmall", str(error), error.budget_bytes, error.floor_bytes)
+        return _Failure("BudgetTooSmall", error.message, error.budget_bytes, error.floor_bytes)
+    if isinstance(error, TraceError):
+        return _Failure("TraceError", error.message)
     return _Failure(type(error).__name__, str(error))
 
 

@@ -11,8 +11,10 @@ from tensile_jax.exec.runtime.status import job_report, job_status
 from tensile_jax.exec.runtime.store import Store, StoredJob
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import JobReport, JobStatus
+from tensile_jax.tracebacks import methods_hide_frames
 
 
+@methods_hide_frames
 class Job:
     """A job of a runtime; made by `Runtime.submit`."""
 

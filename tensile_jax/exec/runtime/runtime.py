@@ -61,12 +61,14 @@ from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of,
 from tensile_jax.exec.transfer import Transfer, placed_like, places_on_host
 from tensile_jax.plan import PolicyName
 from tensile_jax.runtime_records import JobEvent, Record, Status
+from tensile_jax.tracebacks import methods_hide_frames
 from tensile_jax.units import format_bytes
 
 _RUN_AHEAD = 3  # launches in flight, on a device that allocates memory in the order of launches
 _PAST_TENSE: dict[Wish, str] = {"run": "resumed", "pause": "paused", "stop": "cancelled"}
 
 
+@methods_hide_frames
 class Runtime:
     """A device, or several, and the jobs there. Use it in a `with` block: the end of the block waits until all jobs have ended.
 

@@ -194,6 +194,7 @@ def empty_plan(graph: Graph) -> Plan:
         device_profile="", state_memory="device", whole=False, workspaces="predicted", budget_bytes=None, peak_bytes=0,
         peak_segment=0, jit_peak_bytes=None, unplanned_peak_bytes=0, floor_bytes=0, floor_tensors=(), step_us=0.0, stall_us=0.0,
         recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, tensors=(), segments=(), events=(),
+        donated=tuple(sorted(graph.donated)),
     )  # fmt: skip
 
 

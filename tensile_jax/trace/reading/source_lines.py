@@ -6,6 +6,7 @@ line of the user's code. The traceback of the call around the equation has such 
 outwards.
 """
 
+import builtins
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -25,8 +26,15 @@ def source_line(tracebacks: Sequence[Any]) -> str:
     for traceback in tracebacks:
         for frame in () if traceback is None else traceback.frames:
             if not frame.file_name.startswith(_folders()):
-                return f"{Path(frame.file_name).name}:{frame.line_num}"
+                return name_of_line(frame.file_name, frame.line_num)
     return ""
+
+
+def name_of_line(file: str, line: int) -> str:
+    """The line for people: `train.py:17`, or in a notebook, as IPython writes it, `Cell In[3], line 17`."""
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    cell = None if shell is None else shell.compile.format_code_name(file)
+    return f"{Path(file).name}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
 
 
 @cache

@@ -188,7 +188,7 @@ def test_exceptions_with_arguments_of_their_own_come_as_they_are() -> None:
     assert (str(got), got.code) == ("particularly bad", 4)
     small = _carried(BudgetTooSmall("too small", budget_bytes=1, floor_bytes=2))
     assert isinstance(small, BudgetTooSmall)
-    assert (str(small), small.floor_bytes) == ("too small", 2)
+    assert (small.message, small.floor_bytes) == ("too small", 2)
 
 
 def test_an_exception_of_which_a_part_cannot_be_sent_comes_without_it() -> None:

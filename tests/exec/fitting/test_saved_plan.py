@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,32 @@ def test_the_plan_for_other_shapes_is_refused_with_what_differs(compiled: tensil
     for call in (function.plan, function):
         with pytest.raises(tensile.PlanFileError, match=r"batch is float32\[100, 128\] here and float32\[256, 128\] in the plan"):
             call(ARGUMENTS[0], batch(rows=100, width=128))
-    with pytest.raises(tensile.PlanFileError, match="arguments are alike.*what is donated"):
-        tensile.jit(sgd_step, plan=compiled).plan(*ARGUMENTS)
+
+
+def test_a_plan_of_another_step_is_refused_with_the_one_cause(compiled: tensile.Plan) -> None:
+    def refusal(step: Any = sgd_step, plan: tensile.Plan = compiled, **options: Any) -> str:
+        with pytest.raises(tensile.PlanFileError, match="was made for another program") as caught:
+            tensile.jit(step, plan=plan, **options).plan(*ARGUMENTS)
+        return re.sub(r".*?with [0-9a-f]{32}\. ", "", str(caught.value))
+
+    def other(state: Any, x: Any) -> Any:
+        new, loss = sgd_step(state, x)
+        return new, loss + 1
+
+    other.__name__ = "sgd_step"
+    remedy = " Make a new one with step.plan(...)."
+    assert refusal() == (
+        "Only what is donated differs: this step donates nothing, and the plan's donates state[0], state[1], state[2]. "
+        f"Donate the same (donate_argnums).{remedy}"
+    )
+    assert refusal(other, donate_argnums=0) == f"The arguments are alike, but what the step computes differs.{remedy}"
+    assert refusal(other) == f"The arguments are alike, but what the step computes differs.{remedy}"
+    older = dataclasses.replace(compiled, jax_version="0.9.2")
+    assert refusal(other, older, donate_argnums=0) == (
+        f"The arguments are alike, but the step was traced by jax 0.9.2, and this is {jax.__version__}.{remedy}"
+    )
+    silent = dataclasses.replace(compiled, donated=None)
+    assert "what the step computes, what is donated, or the version of jax differs." in refusal(plan=silent)
 
 
 # -- what is no plan -------------------------------------------------------------------------------------------------------

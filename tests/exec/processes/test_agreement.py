@@ -125,7 +125,7 @@ def test_a_budget_that_is_too_small_is_the_same_error_in_all(three: list[Togethe
 
     first, *others = in_all(three, talk)
     assert isinstance(first, BudgetTooSmall)
-    assert [(type(e), str(e), e.budget_bytes, e.floor_bytes) for e in others] == [
+    assert [(type(e), e.message, e.budget_bytes, e.floor_bytes) for e in others] == [
         (BudgetTooSmall, "too small (Process 0 has found this.)", 1, 2)
     ] * 2
 
