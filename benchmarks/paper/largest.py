@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.paper.steps import ModelStep, model_step
-from tensile_jax.cli.run.max_batch import largest as largest_number
+from tensile_jax.memory_report.largest_batch import largest as largest_number
 from tensile_jax.plan import PolicyName
 
 MEMORY = {

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tensile_jax import html_tables
 from tensile_jax.units import format_bytes
 
 REPORT_VERSION = 1
@@ -220,6 +221,12 @@ class MemoryReport:
 
     def __str__(self) -> str:
         return describe(self)
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        return html_tables.of_text(describe(self))
 
 
 def report_schema() -> dict[str, Any]:
