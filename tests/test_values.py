@@ -25,11 +25,19 @@ MAY_ASSIGN = {
     "nnx/function.py": {"self._flax.jitted_fn"},
     "plan/analysis/minimum_cut.py": {"residual.data"},
     "ray/device_jobs.py": {"sys.path"},
+    "tracebacks.py": {  # an error has its traceback and its cause as attributes
+        "cause.__cause__",
+        "cause.__context__",
+        "cause.__suppress_context__",
+        "error.__cause__",
+        "one.__traceback__",
+    },
 }
 """Attributes of objects of other packages, which offer no other way."""
 MAY_CHANGE = {
     "atomic_file.py": {"_unfinished"},  # files to remove, whatever ends the process
     "device_profiles/calibrations.py": {"_models", "_only_here"},  # files that could not be written last as long as the process
+    "exec/call/donated_before.py": {"_ALL"},  # what one function was given is used by another one
     "exec/checkpoint/folder_lock.py": {"_held"},  # locks that a forked process must let go
     "exec/child_process/payload.py": {"importing_main"},  # the main module is one for the process
     "exec/runtime/lane.py": {"_lanes"},  # threads to end, whatever ends the process

@@ -41,6 +41,8 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
         "launch_us": 0.0,
         "host_peak_bytes": None,
         "host_budget_bytes": None,
+        "donated": None,
+        "jax_version": "",
     }
     saved = json.loads(SAVED.read_text())
     new["tensors"] = [{**tensor, "host_bytes": None} for tensor in saved["tensors"]]

@@ -262,7 +262,7 @@ def test_the_planner_begins_while_plain_jits_step_is_compiled(monkeypatch: pytes
     monkeypatch.setattr(PlainJit, "sized", lambda self, *tell: happened.append("waited") or finish(self, *tell))
     monkeypatch.setattr(Planner, "floor_bytes", lambda self, measured: happened.append("planned") or floor(self, measured))
     planned(case, "80%")(fresh(case[1]), case[2])
-    assert happened[:3] == ["begun", "planned", "waited"]
+    assert happened.index("begun") < happened.index("planned") < happened.index("waited")
 
 
 def test_a_share_is_of_the_prediction_where_plain_jits_step_may_exceed_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
