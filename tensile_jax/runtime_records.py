@@ -31,6 +31,9 @@ EventName = Literal[
 """`preparing` comes once for each phase of tracing, planning and compiling, which its note names. The last four come on a cluster
 only: a job goes to a device, its device has died, a device comes or has died."""
 
+NO_LIMIT = 2**62
+"""The host budget in a status that means "no limit"."""
+
 LaneName = Literal["compute", "out", "into"]
 """What serves one at a time: the device's compute stream, the link to the host, the link to the device."""
 

@@ -36,7 +36,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tensile_jax.cli.formatting import event_line, format_us, one_line
-from tensile_jax.runtime_records import FINAL, EventName, JobEvent, JobState, JobStatus, Status
+from tensile_jax.runtime_records import FINAL, NO_LIMIT, EventName, JobEvent, JobState, JobStatus, Status
 from tensile_jax.units import format_bytes
 
 _REFRESH_S = 0.25
@@ -51,7 +51,6 @@ _KEPT_ABOVE: frozenset[EventName] = frozenset(
 _LONGEST_NOTE = 60  # of a note in a log
 _NARROW, _WIDE = 76, 120  # columns of text: below the first, figures are left out; from the second on, there is room for notes
 _FIGURES_WIDTH = 88  # columns that the figures take at most in a wide terminal
-_NO_LIMIT = 2**62  # from here on, the host budget in a status means "no limit"
 _STYLES: dict[JobState, str] = {
     "preparing": "cyan", "queued": "yellow", "running": "green", "paused": "yellow",
     "finished": "dim", "failed": "bold red", "cancelled": "dim",
@@ -193,7 +192,7 @@ def _header(status: Status, *, width: int, ascii_only: bool) -> list[Text]:
     counted = ", ".join(f"{states[state]} {state}" for state in _STYLES if states[state])
     many = f"{len(status.jobs)} {'job' if len(status.jobs) == 1 else 'jobs'}"
     device = f"{format_bytes(status.device_bytes)} of {format_bytes(status.budget_bytes)}"
-    limit = "no limit" if status.host_budget_bytes >= _NO_LIMIT else format_bytes(status.host_budget_bytes)
+    limit = "no limit" if status.host_budget_bytes >= NO_LIMIT else format_bytes(status.host_budget_bytes)
     host = f"{format_bytes(status.host_bytes)} of {limit}"
     long = max(10, min(50, width - 46))
     short = max(4, (long - 12) // 2)

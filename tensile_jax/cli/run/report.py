@@ -9,6 +9,7 @@ The name of a value ends in its unit: bytes, microseconds (`_us`) or seconds (`_
 number, is null. A job is *at rest* between two of its iterations.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -140,14 +141,19 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class JobsOutcome:
-    """A run. `peak_bytes` is measured, of all jobs together. `troubles` names the files that could not be written."""
+    """A run.
+
+    Attributes:
+        peak_bytes: measured, of all jobs together; None of a run that was killed.
+        troubles: the files that could not be written.
+    """
 
     folder: str
     device: str
     interrupted: bool
     budget_bytes: int
     host_budget_bytes: int | None
-    peak_bytes: int
+    peak_bytes: int | None
     time_s: float
     troubles: tuple[str, ...]
     jobs: tuple[JobOutcome, ...]
@@ -175,16 +181,20 @@ def jobs_table(outcome: JobsOutcome) -> Table:
 
 def jobs_lines(outcome: JobsOutcome) -> Sequence[str]:
     """The lines below the table: the shared peak beside budget and plain jit, the command to resume, the run folder."""
-    together = (
-        f"Together: {format_bytes(outcome.peak_bytes)} at most of {format_bytes(outcome.budget_bytes)} "
-        f"({format_share(outcome.peak_bytes, outcome.budget_bytes)} of the budget), {outcome.time_s:.1f} s"
-    )
+    if outcome.peak_bytes is None:
+        together = f"Together: the peak is not known; the budget is {format_bytes(outcome.budget_bytes)}; {outcome.time_s:.1f} s"
+    else:
+        together = (
+            f"Together: {format_bytes(outcome.peak_bytes)} at most of {format_bytes(outcome.budget_bytes)} "
+            f"({format_share(outcome.peak_bytes, outcome.budget_bytes)} of the budget), {outcome.time_s:.1f} s"
+        )
     known = [job.jit_peak_bytes for job in outcome.jobs if job.jit_peak_bytes is not None]
     if known and len(known) == len(outcome.jobs):
         together += f"; plain jit's peaks come to {format_bytes(sum(known))}"
     lines = [together]
-    if outcome.interrupted:
-        lines.append(f"Interrupted; go on with: tensile run --resume {outcome.folder}")
+    if any(job.state != "finished" for job in outcome.jobs):
+        why = "Interrupted" if outcome.interrupted else "Not all jobs have finished"
+        lines.append(f"{why}; go on with: tensile run --resume {shlex.quote(outcome.folder)}")
     for job in outcome.jobs:
         log = f"; see {outcome.folder}/jobs/{job.name}/log.txt" if job.state == "failed" else ""
         if job.note or log:

@@ -98,6 +98,7 @@ def _run(
     run = JobsRun(runtime, folder, config.jobs_file.jobs, progress)
     stop.call(run.stop)
     with runtime, serving(folder.path, run):
+        folder.remove_outcome()
         folder.write_versions(device_kind=jax.devices()[0].device_kind)
         console.print(f"Run folder: {folder.path}; from another terminal: tensile status {folder.path}", markup=False)
         with LiveView(console, run.status) as view:

@@ -10,7 +10,7 @@ from tensile_jax.exec.controller.state import StatePlace
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job_measurements import JobMeasurements
 from tensile_jax.exec.runtime.store import Store, StoredJob
-from tensile_jax.runtime_records import JobReport, JobStatus, LaneName, Status
+from tensile_jax.runtime_records import NO_LIMIT, JobReport, JobStatus, LaneName, Status
 
 _RECENT_US = 3e6  # the shares of time in which the link is busy are those of this last interval
 _MOST_SPANS = 2000
@@ -30,7 +30,7 @@ def status(store: Store, dispatcher: Dispatcher) -> Status:
     return Status(
         time_s=now / 1e6,
         budget_bytes=state.budget_bytes,
-        host_budget_bytes=int(min(state.host_budget_bytes, 2**62)),
+        host_budget_bytes=int(min(state.host_budget_bytes, NO_LIMIT)),
         device_bytes=state.held_bytes,
         peak_bytes=dispatcher.peak_bytes,
         host_bytes=sum(job.host_bytes for job in jobs),

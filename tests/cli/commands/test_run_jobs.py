@@ -104,6 +104,10 @@ def test_jobs_run_to_their_ends_and_leave_a_complete_folder(here: Path) -> None:
     assert names >= {"config.json", "versions.json", "events.jsonl", "trace.json", "record.json", "outcome.json"}
     assert "control.sock" not in names
     assert tensile("picture", folder, "-o", here / "memory.png").exit_code == 0
+    ended = tensile("status", folder)
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("The run has ended: 3 finished.\n3 jobs on cpu") and "go on with" not in ended.stdout
+    assert f"Run folder: {folder}\n" in ended.stdout
     again = tensile("run", "--resume", folder)
     assert (again.exit_code, "all jobs of this run have finished" in again.stderr) == (2, True)
 
@@ -154,7 +158,7 @@ def test_without_an_output_the_folder_is_named_after_the_file_and_the_time(here:
         (["mlp", "--output", "x"], "--output is for a jobs file, and mlp is a model. Leave it out."),
         (["mlp", "--resume", "."], "--resume is for a jobs file, and mlp is a model. Leave it out."),
         (["jobs.toml", "--resume", "."], "--resume=. and a model or a file of jobs exclude each other"),
-        (["--resume", "."], "--resume=.: config.json cannot be read: No such file or directory."),
+        (["--resume", "."], "config.json cannot be read: No such file or directory."),
         ([], "there is nothing to run. Name a model or a file of jobs"),
         (
             ["alexnet"],
@@ -262,7 +266,10 @@ def test_a_run_is_controlled_from_outside_interrupted_and_resumed(here: Path) ->
         "config.json", "versions.json", "plans", "events.jsonl", "jobs", "checkpoints", "outcome.json", "record.json",
         "trace.json",
     }  # fmt: skip
-    assert tensile("status", run).exit_code == 2
+    ended = tensile("status", run)
+    assert ended.exit_code == 0 and ended.stdout.startswith("The run was interrupted: 4 cancelled.\n")
+    assert f"Interrupted; go on with: tensile run --resume {run}\n" in ended.stdout
+    assert tensile("status", run, "b").stdout.count("cancelled") == 2
 
     steps = lower_steps(run)
     resumed = tensile("run", "--resume", run, "--json")
@@ -298,6 +305,9 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoints(here: Path) -> 
     wait_until(run, lambda jobs: (run / "checkpoints" / "a" / "100").is_dir() and jobs["b"].step > 3)
     process.kill()
     process.communicate(timeout=60)
+    ended = tensile("status", run)
+    assert ended.exit_code == 0 and "The run was killed, or could not write how it ended: 4 cancelled.\n" in ended.stdout
+    assert f"Not all jobs have finished; go on with: tensile run --resume {run}\n" in ended.stdout
     steps = lower_steps(run)
     resumed = tensile("run", "--resume", run, "--json")
     assert resumed.exit_code == 0, resumed.stderr
