@@ -158,7 +158,7 @@ def _accuracies(entries: Sequence[JobEntry], runtime: Runtime) -> dict[str, floa
             source = same_source(entry)
             model = models[source] = models[source] if source in models else model_of(entry)
             if model is not None and model.evaluate is not None:
-                found[entry.name] = model.evaluate(to_device(finished[entry.name].result()))
+                found[entry.name] = model.evaluate(to_device(finished[entry.name].result(memory="host")))
     return found
 
 

@@ -44,7 +44,7 @@ class StateSnapshot(Protocol):
         ...
 
     def fetch(self) -> Any:
-        """The state itself, on the host."""
+        """The state itself, in host memory."""
         ...
 
     def release(self) -> None:
@@ -64,6 +64,11 @@ class Actor(Protocol):
     @property
     def state_bytes(self) -> int:
         """The size of the state, as far as it is known now."""
+        ...
+
+    @property
+    def stays_on_host(self) -> frozenset[int]:
+        """The flat positions of the state's arrays that the step itself keeps in host memory. May be read after `close`, too."""
         ...
 
     def own(self) -> None:

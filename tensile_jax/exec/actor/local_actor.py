@@ -126,6 +126,10 @@ class LocalActor:
         return sum(size_of(shard_of(shape, shape.sharding)) for shape in self._shapes)
 
     @property
+    def stays_on_host(self) -> frozenset[int]:
+        return self._given_on_host if self._traced is None else self._traced.traced.on_host
+
+    @property
     def traced(self) -> Step:
         """The job's step, after `trace`."""
         assert self._traced is not None

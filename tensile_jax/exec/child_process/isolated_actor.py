@@ -105,6 +105,10 @@ class IsolatedActor:
         self._watch = False
         self._counts = (0, 0)  # at the end of the latest iteration
 
+    @property
+    def stays_on_host(self) -> frozenset[int]:
+        return frozenset()  # the state comes back as arrays of NumPy, which are in no memory of JAX
+
     def batches(self) -> Iterator[Any]:
         """Yields a placeholder for each batch that the process has drawn; raises what the user's code raised in the process."""
         self.process.tell("draw")

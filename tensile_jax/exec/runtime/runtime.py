@@ -54,6 +54,7 @@ from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
 from tensile_jax.exec.runtime.messages import Event, Instruction
 from tensile_jax.exec.runtime.planner import JobPlanner, PlannerThread
+from tensile_jax.exec.runtime.results import Results
 from tensile_jax.exec.runtime.saver import Saver
 from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
@@ -116,6 +117,7 @@ class Runtime:
         self._dispatcher = Dispatcher(State(budget_bytes, host_bytes, depth), post, applied, look_always=look == "always")
         self._store = Store(self._dispatcher.now)
         self._planner = JobPlanner(self._store, self._dispatcher, post, self._profile, Compiler(self._device))
+        self._results = Results(self._store, self._dispatcher, self._transfer)
         self._saver = Saver(self._store, post)
         self._jobs: dict[JobId, Job] = {}
         self._dispatcher.start()
@@ -277,7 +279,7 @@ class Runtime:
             done=asked.first,
         )  # fmt: skip
         stored = StoredJob(asked, actor, feed, checkpoints, lock, life)
-        job = Job(stored, self._store, self._dispatcher, partial(self._wish, stored))
+        job = Job(stored, self._store, self._dispatcher, self._results, partial(self._wish, stored))
         feed.start(held=True)  # whatever can fail is done before the state is taken from the user
         try:
             actor.own()
