@@ -1,5 +1,7 @@
 """Shows a run of several jobs while it runs: on a terminal as a table that is drawn anew, elsewhere as a line every few seconds.
 
+At the end, the table is removed from the terminal, because the table of the results follows.
+
 A thread of the live view draws everything. `LiveView.add_event` only passes an event to that thread. So the caller never waits
 for a slow terminal, nor for the lock that is held while the run's status is read. If drawing fails, the error is shown, or the
 live view ends; the run goes on.
@@ -63,7 +65,7 @@ class LiveView:
     def __init__(self, console: Console, status: Callable[[], Status], *, every_s: float = 5.0) -> None:
         self._console = console
         self._status = status
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._period_s = _REFRESH_S if self._live else every_s
         self._events: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._last: RenderableType = ""
@@ -192,8 +194,8 @@ def _header(status: Status, *, width: int, ascii_only: bool) -> list[Text]:
     counted = ", ".join(f"{states[state]} {state}" for state in _STYLES if states[state])
     many = f"{len(status.jobs)} {'job' if len(status.jobs) == 1 else 'jobs'}"
     device = f"{format_bytes(status.device_bytes)} of {format_bytes(status.budget_bytes)}"
-    limit = "no limit" if status.host_budget_bytes >= NO_LIMIT else format_bytes(status.host_budget_bytes)
-    host = f"{format_bytes(status.host_bytes)} of {limit}"
+    limit = ", no limit" if status.host_budget_bytes >= NO_LIMIT else f" of {format_bytes(status.host_budget_bytes)}"
+    host = f"{format_bytes(status.host_bytes)}{limit}"
     long = max(10, min(50, width - 46))
     short = max(4, (long - 12) // 2)
     filled, peak = _share(status.device_bytes, status.budget_bytes), _share(status.peak_bytes, status.budget_bytes)

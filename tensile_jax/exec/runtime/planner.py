@@ -48,7 +48,7 @@ from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloade
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.update import Follower, Tracked
 from tensile_jax.plan_format import Plan
-from tensile_jax.progress.phases import TRACING
+from tensile_jax.progress.phases import IN_LINE, TRACING
 from tensile_jax.units import format_bytes
 
 Task = Callable[[], None]
@@ -130,6 +130,7 @@ class JobPlanner:
         except BaseException as error:
             self._post(job.number, PreparationFailed(error))
         else:
+            tell(IN_LINE, 0, 1)
             self.thread.call(lambda: self._prepare(job, accesses))
 
     def _prepare(self, job: StoredJob, own_accesses: AccessSequence | None) -> None:
