@@ -92,6 +92,7 @@ class JobReport:
         step_us: the median time of an iteration from its begin to its end, including other jobs' launches in between; None before
             the first iteration has ended.
         predicted_step_us: the time of an iteration by the job's plan, without other jobs.
+        predicted_jit_step_us: the time of an iteration of plain jit, without other jobs.
         swapped_bytes: what the plan copies in a step, in both directions added up.
         stall_us: the mean time in a step spent waiting for copies.
         passive_swap_ins: how many tensors were not on the device when they were needed there.
@@ -105,6 +106,7 @@ class JobReport:
     predicted_peak_bytes: int
     step_us: float | None
     predicted_step_us: float
+    predicted_jit_step_us: float
     swapped_bytes: int
     stall_us: float
     passive_swap_ins: int

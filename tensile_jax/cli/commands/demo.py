@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tensile_jax.cli.commands.run import refuse_troubles
 from tensile_jax.cli.errors import Failure, Refusal
-from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, readable_console
+from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, format_us, readable_console
 from tensile_jax.cli.jobs_file import JobsFile, read_jobs_file
 from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.folder import RunFolder
@@ -143,14 +143,15 @@ def _table(found: SideBySide) -> Table:
     table = Table(title="The same jobs, one after another and at once", title_justify="left", title_style="bold")
     for name in ("job", "how"):
         table.add_column(name, no_wrap=True, min_width=9)
-    for name in ("peak", "time", "loss", "test"):
+    for name in ("peak", "time", "step", "loss", "test"):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in found.pairs:
         labels = ((pair[0].name, "plain jit"), (f"{pair[1].steps_done} steps", "together"))
         for label, job in zip(labels, pair, strict=True):
             peak = format_bytes(job.peak_bytes) if job.peak_bytes else ""
+            step = "" if job.step_us is None else format_us(float(f"{job.step_us:.3g}"))
             losses, accuracy = format_losses(job.loss_first, job.loss_last), format_accuracy(job.test_accuracy)
-            table.add_row(*label, peak, f"{job.time_s:.1f} s", losses, accuracy, end_section=job is pair[1])
+            table.add_row(*label, peak, f"{job.time_s:.1f} s", step, losses, accuracy, end_section=job is pair[1])
     together = found.together
     plain_s = sum(job.time_s for job in found.plain)
     table.add_row("all: sum", "plain jit", format_bytes(found.plain_peaks_bytes), f"{plain_s:.1f} s")
@@ -167,5 +168,6 @@ def _lines(found: SideBySide) -> list[str]:
         f"{format_share(together.time_s, sum(job.time_s for job in found.plain))} of plain jit's time one after another; "
         "compiling and planning counted.",
         "Same first states, same batches; later losses part as rounding grows from step to step. Plain jit's peak is what XLA "
-        "states. A job's time together is from its submission to its end.",
+        "states. A job's time together is from its submission to its end. A step's time is the median of the last steps; "
+        "together, it includes other jobs' launches.",
     ]

@@ -106,6 +106,9 @@ def _outcome_of_killed(config: RunConfig, folder: Path) -> JobsOutcome:
                 planned_peak_bytes=None,
                 jit_peak_bytes=config.jit_peaks.get(entry.name),
                 time_s=one.time_s,
+                step_us=None,
+                predicted_step_us=None,
+                predicted_jit_step_us=None,
                 test_accuracy=None,
             )
             for entry, one in ((entry, progress[entry.name]) for entry in config.jobs_file.jobs)

@@ -26,8 +26,8 @@ from tensile_jax.units import format_bytes
 class Outcome:
     """A finished or interrupted training of one model.
 
-    `peak_bytes`, `step_us`, `stall_us`, `recomputed_us` are measured; `predicted_...` are the plan's. `step_us` is the median
-    without the first step.
+    `peak_bytes`, `step_us`, `stall_us`, `recomputed_us` are measured; `predicted_...` are the plan's, but
+    `predicted_jit_step_us`, which is plain jit's. `step_us` is the median without the first step.
     """
 
     model: str
@@ -47,6 +47,7 @@ class Outcome:
     jit_peak_bytes: int | None
     step_us: float | None
     predicted_step_us: float
+    predicted_jit_step_us: float
     stall_us: float
     swapped_bytes: int
     passive_swap_ins: int
@@ -72,7 +73,8 @@ def outcome_table(outcome: Outcome) -> Table:
         "peak measured": f"{format_bytes(o.peak_bytes)}{jit}",
         "peak predicted": format_bytes(o.predicted_peak_bytes),
         "budget": "none" if o.budget_bytes is None else format_bytes(o.budget_bytes),
-        "step time": "one step is too few to tell" if o.step_us is None else format_us(o.step_us),
+        "step time": ("one step is too few to tell" if o.step_us is None else format_us(o.step_us))
+        + f" (predicted: {format_us(o.predicted_step_us)}; plain jit: {format_us(o.predicted_jit_step_us)})",
         "waiting for copies": f"{format_us(o.stall_us)} a step",
         "swapped": f"{format_bytes(o.swapped_bytes)} a step, both ways",
         "recomputed": f"{format_us(o.recomputed_us)} a step",
@@ -94,13 +96,15 @@ def outcome_table(outcome: Outcome) -> Table:
 class PlainJob:
     """A job that was trained with plain `jax.jit`, to be compared with.
 
-    `peak_bytes` is XLA's figure; `time_s` is from the job's compiling to its last step, without the test.
+    `peak_bytes` is XLA's figure; `time_s` is from the job's compiling to its last step, without the test. `step_us` is the median
+    without the first step; None if there was one step only.
     """
 
     name: str
     peak_bytes: int
     compile_s: float
     time_s: float
+    step_us: float | None
     loss_first: float
     loss_last: float
     test_accuracy: float | None
@@ -120,6 +124,9 @@ class JobOutcome:
         peak_bytes: measured, of the job alone.
         planned_peak_bytes: of the job's last plan.
         jit_peak_bytes: of plain jit.
+        step_us: measured, the median of the last steps; it includes other jobs' launches. None if there was no step in this part
+            of the run.
+        predicted_step_us, predicted_jit_step_us: of the last plan and of plain jit, without other jobs.
         test_accuracy: None unless the model has a test set and the job has finished.
     """
 
@@ -136,6 +143,9 @@ class JobOutcome:
     planned_peak_bytes: int | None
     jit_peak_bytes: int | None
     time_s: float
+    step_us: float | None
+    predicted_step_us: float | None
+    predicted_jit_step_us: float | None
     test_accuracy: float | None
 
 
@@ -195,6 +205,12 @@ def jobs_lines(outcome: JobsOutcome) -> Sequence[str]:
     if any(job.state != "finished" for job in outcome.jobs):
         why = "Interrupted" if outcome.interrupted else "Not all jobs have finished"
         lines.append(f"{why}; go on with: tensile run --resume {shlex.quote(outcome.folder)}")
+    for job in outcome.jobs:
+        if job.step_us is not None and job.predicted_step_us is not None and job.predicted_jit_step_us is not None:
+            lines.append(
+                f"{job.name}: a step took {format_us(job.step_us)}, other jobs' launches included "
+                f"(predicted, alone: {format_us(job.predicted_step_us)}; plain jit: {format_us(job.predicted_jit_step_us)})"
+            )
     for job in outcome.jobs:
         log = f"; see {outcome.folder}/jobs/{job.name}/log.txt" if job.state == "failed" else ""
         if job.note or log:

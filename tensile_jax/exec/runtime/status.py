@@ -87,6 +87,7 @@ def job_report(job: StoredJob, dispatcher: Dispatcher) -> JobReport:
         predicted_peak_bytes=plan.peak_bytes,
         step_us=statistics.median(measured.step_us.copy()) if measured.step_us else None,
         predicted_step_us=plan.step_us,
+        predicted_jit_step_us=job.in_use.jit_step_us,
         swapped_bytes=now.swapped_bytes,
         stall_us=now.stall_us,
         passive_swap_ins=passive_swap_ins,

@@ -147,8 +147,8 @@ def _ended_folder(folder: Path, *, killed: bool) -> Path:
         run.write_event(JobEvent(float(step), kind, job, step, values={"loss": 0.5} if kind == "step" else {}))
     if not killed:
         outcomes = (
-            JobOutcome("a", "mlp", None, "finished", "", 10, 10, 2.0, 1.0, GIB, GIB, None, 9.0, None),
-            JobOutcome("b", "mlp", None, "failed", "no batch", 10, 1, 0.5, 0.5, GIB, GIB, None, 3.0, None),
+            JobOutcome("a", "mlp", None, "finished", "", 10, 10, 2.0, 1.0, GIB, GIB, None, 9.0, None, None, None, None),
+            JobOutcome("b", "mlp", None, "failed", "no batch", 10, 1, 0.5, 0.5, GIB, GIB, None, 3.0, None, None, None, None),
         )
         run.write_outcome(JobsOutcome("elsewhere", "cpu", False, 4 * GIB, None, 2 * GIB, 9.0, (), outcomes))
     return folder

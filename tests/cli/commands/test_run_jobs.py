@@ -90,6 +90,7 @@ def test_jobs_run_to_their_ends_and_leave_a_complete_folder(here: Path) -> None:
     assert 0 < outcome["peak_bytes"] <= outcome["budget_bytes"] == int(0.8 * sum(job["jit_peak_bytes"] for job in jobs))
     assert all(job["loss_last"] < job["loss_first"] and job["peak_bytes"] for job in jobs)
     assert jobs[0]["loss_last"] == jobs[1]["loss_last"]
+    assert all(min(job["step_us"], job["predicted_step_us"], job["predicted_jit_step_us"]) > 0 for job in jobs)
     folder = here / "run"
     assert json.loads((folder / "outcome.json").read_text()) == outcome
     for name in ("mlp-1", "mlp-2", "late"):
@@ -108,6 +109,7 @@ def test_jobs_run_to_their_ends_and_leave_a_complete_folder(here: Path) -> None:
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout.startswith("The run has ended: 3 finished.\n3 jobs on cpu") and "go on with" not in ended.stdout
     assert f"Run folder: {folder}\n" in ended.stdout
+    assert "mlp-1: a step took " in ended.stdout and "; plain jit: " in ended.stdout
     again = tensile("run", "--resume", folder)
     assert (again.exit_code, "all jobs of this run have finished" in again.stderr) == (2, True)
 
