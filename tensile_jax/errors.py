@@ -78,7 +78,7 @@ class PlanFileError(TensileError, ValueError):
 
 
 class JobsFileError(TensileError, ValueError):
-    """A `jobs.toml` that cannot be used; the message names the file, the line, the key and the remedy."""
+    """A `jobs.toml` that cannot be used. The message has a line for each mistake: the file, the line, the key and the remedy."""
 
 
 class InvalidPlan(TensileError):

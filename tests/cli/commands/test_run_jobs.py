@@ -317,3 +317,13 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoints(here: Path) -> 
     submitted = {event.job: event.step for event in read_events(run) if event.kind == "submitted"}
     assert (submitted["a"] >= 100, submitted["a"] % 50, submitted["b"]) == (True, 0, 0)
     assert {job["loss_last"] for job in json.loads(resumed.stdout)["jobs"]} == {(1.0 + 8 * (steps - 1)) ** 2}
+
+
+def test_each_mistake_of_a_jobs_file_has_a_line_of_its_own(here: Path) -> None:
+    file = write(here, '[device]\nbudget = "1GiB"\n[[jobs]]\nmodel = "mlpp"\nstpes = 4\n')
+    refused = tensile("run", file)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"Error: {file}, line ")
+    assert [line.rsplit(" Known", 1)[0].rsplit(".", 1)[-1] for line in refused.stderr.splitlines()] == [
+        " Did you mean mlp?", " Did you mean steps?",
+    ]  # fmt: skip
