@@ -19,6 +19,7 @@ from tensile_jax.cli.run.control import ask_status
 from tensile_jax.cli.run.folder import read_events, read_record
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import JobStatus
+from tests.cli.chrome_trace import check_format, check_slices_nest
 
 _MADE_BY_HAND = """
 import numpy as np
@@ -104,6 +105,10 @@ def test_jobs_run_to_their_ends_and_leave_a_complete_folder(here: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "versions.json", "events.jsonl", "trace.json", "record.json", "outcome.json"}
     assert "control.sock" not in names
+    trace = json.loads((folder / "trace.json").read_text())
+    check_format(trace)
+    check_slices_nest(trace)
+    assert {event["name"] for event in trace["traceEvents"] if event["ph"] == "C"} == {"device bytes", "measured bytes", "budget"}
     assert tensile("picture", folder, "-o", here / "memory.png").exit_code == 0
     ended = tensile("status", folder)
     assert (ended.exit_code, ended.stderr) == (0, "")
