@@ -120,7 +120,12 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot of a runtime. `out_share` and `into_share` say which part of the last three seconds each lane was busy."""
+    """A snapshot of a runtime.
+
+    Attributes:
+        out_share, into_share: which part of the last three seconds each lane was busy.
+        budget_of: if the budget is a share, what it is a share of, in words; otherwise empty.
+    """
 
     time_s: float
     budget_bytes: int
@@ -131,6 +136,7 @@ class Status:
     out_share: float
     into_share: float
     jobs: tuple[JobStatus, ...]
+    budget_of: str = ""
 
     def _repr_html_(self) -> str:
         return html_tables.of_record(self) + html_tables.of_records(self.jobs)

@@ -85,6 +85,10 @@ class Actor(Protocol):
         """
         ...
 
+    def jit_peak_bytes(self) -> int:
+        """The peak of the step under plain jit, after `trace`. The first call compiles plain jit's step."""
+        ...
+
     def plan(self, request: PlanRequest) -> PlanSummary:
         """Make a plan, after `trace`. The actor keeps it at least until `use` is called with the id of a later one.
 

@@ -160,6 +160,9 @@ class IsolatedActor:
         self._progress = options.progress
         return self.process.ask("trace", replace(options, progress=None))()
 
+    def jit_peak_bytes(self) -> int:
+        return self.process.ask("jit_peak_bytes")()
+
     def plan(self, request: PlanRequest) -> PlanSummary:
         summary: PlanSummary = self.process.ask("plan", request)()
         self._made[summary.id] = summary

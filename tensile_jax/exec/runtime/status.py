@@ -9,6 +9,7 @@ from itertools import islice
 from tensile_jax.exec.controller.state import StatePlace
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job_measurements import JobMeasurements
+from tensile_jax.exec.runtime.share_of_peaks import ShareOfPeaks
 from tensile_jax.exec.runtime.store import Store, StoredJob
 from tensile_jax.runtime_records import NO_LIMIT, JobReport, JobStatus, LaneName, Status
 
@@ -16,8 +17,8 @@ _RECENT_US = 3e6  # the shares of time in which the link is busy are those of th
 _MOST_SPANS = 2000
 
 
-def status(store: Store, dispatcher: Dispatcher) -> Status:
-    """The status of the runtime and of all its jobs."""
+def status(store: Store, dispatcher: Dispatcher, share: ShareOfPeaks | None) -> Status:
+    """The status of the runtime and of all its jobs. `share` is what the budget is made of, if it is no number of bytes."""
     state, now = dispatcher.state, dispatcher.now()
     jobs = tuple(job_status(job, dispatcher) for job in store.jobs.values())
     busy: dict[LaneName, float] = {"out": 0.0, "into": 0.0, "compute": 0.0}
@@ -37,6 +38,7 @@ def status(store: Store, dispatcher: Dispatcher) -> Status:
         out_share=min(1.0, busy["out"] / window),
         into_share=min(1.0, busy["into"] / window),
         jobs=jobs,
+        budget_of="" if share is None else str(share),
     )
 
 
