@@ -129,6 +129,11 @@ class PlannedFunction:
         with self._calls.showing():
             return jit_peak_bytes(self._calls.step(args, kwargs))
 
+    def jit_step_us(self, /, *args: Any, **kwargs: Any) -> float:
+        """The predicted time of plain `jax.jit`'s step for these arguments, in microseconds. Runs and compiles nothing."""
+        with self._calls.showing():
+            return self._calls.step(args, kwargs).planner.whole_us
+
     def report(self) -> Report:
         """The measurements of the plan of the latest call.
 

@@ -78,7 +78,7 @@ class PlanFileError(TensileError, ValueError):
 
 
 class JobsFileError(TensileError, ValueError):
-    """A `jobs.toml` that cannot be used; the message names the file, the line, the key and the remedy."""
+    """A `jobs.toml` that cannot be used. The message has a line for each mistake: the file, the line, the key and the remedy."""
 
 
 class InvalidPlan(TensileError):
@@ -158,7 +158,7 @@ class JobFailed(TensileError, RuntimeError):
     Attributes:
         job: the name of the job.
         step: how many iterations the job had done.
-        state: the job's state after these iterations, in host memory; None if that was lost.
+        state: the job's state after these iterations, where `Job.result` would return it; None if that was lost.
     """
 
     def __init__(self, message: str, *, job: str, step: int, state: Any = None) -> None:

@@ -31,6 +31,9 @@ EventName = Literal[
 """`preparing` comes once for each phase of tracing, planning and compiling, which its note names. The last four come on a cluster
 only: a job goes to a device, its device has died, a device comes or has died."""
 
+NO_LIMIT = 2**62
+"""The host budget in a status that means "no limit"."""
+
 LaneName = Literal["compute", "out", "into"]
 """What serves one at a time: the device's compute stream, the link to the host, the link to the device."""
 
@@ -89,6 +92,7 @@ class JobReport:
         step_us: the median time of an iteration from its begin to its end, including other jobs' launches in between; None before
             the first iteration has ended.
         predicted_step_us: the time of an iteration by the job's plan, without other jobs.
+        predicted_jit_step_us: the time of an iteration of plain jit, without other jobs.
         swapped_bytes: what the plan copies in a step, in both directions added up.
         stall_us: the mean time in a step spent waiting for copies.
         passive_swap_ins: how many tensors were not on the device when they were needed there.
@@ -102,6 +106,7 @@ class JobReport:
     predicted_peak_bytes: int
     step_us: float | None
     predicted_step_us: float
+    predicted_jit_step_us: float
     swapped_bytes: int
     stall_us: float
     passive_swap_ins: int
@@ -115,7 +120,12 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot of a runtime. `out_share` and `into_share` say which part of the last three seconds each lane was busy."""
+    """A snapshot of a runtime.
+
+    Attributes:
+        out_share, into_share: which part of the last three seconds each lane was busy.
+        budget_of: if the budget is a share, what it is a share of, in words; otherwise empty.
+    """
 
     time_s: float
     budget_bytes: int
@@ -126,6 +136,7 @@ class Status:
     out_share: float
     into_share: float
     jobs: tuple[JobStatus, ...]
+    budget_of: str = ""
 
     def _repr_html_(self) -> str:
         return html_tables.of_record(self) + html_tables.of_records(self.jobs)

@@ -1,6 +1,6 @@
 """Defines the errors of the command line: each error is printed as one line and has an exit code.
 
-    Refusal        2  an option, a file or a step is wrong
+    Refusal        2  an option, a file or a step is wrong; of a jobs file, a line for each mistake
     BudgetRefused  3  no plan keeps the budget
     Failure        1  what was typed is right, but the command failed
 
@@ -61,6 +61,13 @@ class Refusal(_OneLine):
         return Refusal(f"{what}: {error.strerror}. {remedy}")
 
 
+class JobsFileRefused(Refusal):
+    """A jobs file has mistakes; the message has a line for each. Exit code 2."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, "\n".join(map(_line_of, message.splitlines())))
+
+
 class BudgetRefused(Refusal):
     """No plan keeps the budget; the message names the smallest that works. Exit code 3."""
 
@@ -114,8 +121,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("stpes", ["steps", "seed"])
     ' Did you mean steps?'
     """
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    found = closest(name, known)
+    return "" if found is None else f" Did you mean {found}?"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar to `name`; None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
 @contextmanager
@@ -140,7 +152,7 @@ def in_one_line() -> Iterator[None]:
     except BudgetTooSmall as error:
         raise BudgetRefused(in_options(str(error))) from error
     except JobsFileError as error:
-        raise Refusal(str(error)) from error  # it names keys of the file, not options
+        raise JobsFileRefused(str(error)) from error  # it names keys of the file, not options
     except TensileError as error:
         kind = Refusal if isinstance(error, ValueError) else Failure  # a caller's mistake is a ValueError as well
         raise kind(in_options(str(error))) from error

@@ -21,18 +21,21 @@ default `model`. The result (`JobsFile`) has every default filled in, and a sepa
 `msgspec.json.encode` can write the result. Reading the file does not import the module of an `entrypoint`, the function that
 makes a job. Whether the entrypoint exists, and which `args` it takes, is checked when the job is made.
 
-Every error names the file, the line, the key, the value and the remedy:
+All mistakes are reported at once, a line for each, which names the file, the line, the key, the value and the remedy:
 
     jobs.toml, line 7: jobs[1].stpes is not a key of a job. Did you mean steps? Known: args, checkpoint_every, ...
+
+A mistake that only follows from another one is not reported: that `steps` is missing, here.
 
 `jobs[1]` is the second job, because jobs count from zero.
 """
 
+import copy
 import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +45,7 @@ import msgspec
 from msgspec import Meta
 
 from tensile_jax.budget import Budget, parse_budget, parse_host_budget
-from tensile_jax.cli.errors import did_you_mean
+from tensile_jax.cli.errors import closest, did_you_mean
 from tensile_jax.cli.toml_lines import KeyPath, find_lines
 from tensile_jax.errors import BudgetError, JobsFileError
 from tensile_jax.installed_models import MODELS
@@ -238,47 +241,63 @@ def _syntax(file: str, story: str, text: str) -> str:
 
 
 class _Reader:
-    """Turns the tables of one file into a `JobsFile`, or raises an error that names the line."""
+    """Turns the tables of one file into a `JobsFile`, or raises an error that names all mistakes and their lines."""
 
     def __init__(self, file: str, text: str, tables: dict[str, Any]) -> None:
         self._file = file
         self._text = text
         self._tables = tables
+        self._mistakes: dict[str, int] = {}  # from each message to its line
+        self._wrong: set[KeyPath] = set()  # the keys with a mistake: nothing else is said of what they would have been
 
     def read(self) -> JobsFile:
-        try:
-            tables = msgspec.convert(self._tables, _Tables)
-        except msgspec.ValidationError as error:
-            raise self._refuse(str(error)) from error
+        tables = self._converted()
         device = self._device(tables.device)
         for path, keys in ((("defaults",), tables.defaults), *((("jobs", i), keys) for i, keys in enumerate(tables.jobs))):
             self._check_args(path, keys)
             self._check_one_source(path, keys)
             self._check_policy(path, keys)
-        if not tables.jobs:
-            raise self._no_jobs("there is none")
+        if not tables.jobs and not self._is_wrong(("jobs",)):
+            self._refuse_jobs("there is none")
         jobs: dict[str, tuple[JobEntry, int]] = {}
+        every = True  # whether the names of all jobs are known
         for number, own in enumerate(tables.jobs):
-            for job in self._copies(number, own, tables.defaults):
+            copies = self._copies(number, own, tables.defaults)
+            every = every and bool(copies)
+            for job in copies:
                 if job.name in jobs:
-                    raise self._named_twice(job.name, number, jobs[job.name][1], own)
+                    self._refuse_second(job.name, number, jobs[job.name][1], own)
+                    break
                 jobs[job.name] = job, number
-        self._check_starts(jobs)
+        self._check_starts(jobs, every=every)
+        if self._mistakes or device is None:
+            raise JobsFileError("\n".join(sorted(self._mistakes, key=lambda message: self._mistakes[message])))
         return JobsFile(self._file, device, tuple(job for job, _ in jobs.values()))
 
-    def _device(self, keys: _DeviceKeys) -> DeviceTable:
-        if keys.budget is None:
-            raise self._error(
-                ("device", "budget"),
-                ' is missing: the memory that all jobs share. Add below [device], for example: budget = "8GiB", '
-                'or "50%" of the sum of the jobs\' plain-jit peaks',
-            )
-        host = None
+    def _converted(self) -> _Tables:
+        """The tables of the file without the keys and values that are not allowed, each of which is noted as a mistake."""
+        tables = copy.deepcopy(self._tables)
+        while True:
+            try:
+                return msgspec.convert(tables, _Tables)
+            except msgspec.ValidationError as error:
+                path = self._refuse_as_told(str(error))
+            holder: Any = tables
+            for part in path[:-1]:
+                holder = holder[part]
+            if isinstance(path[-1], int):
+                holder[path[-1]] = {}  # so that the other jobs keep their numbers
+            else:
+                del holder[path[-1]]
+
+    def _device(self, keys: _DeviceKeys) -> DeviceTable | None:
+        """The device's part of the file; None if it has a mistake."""
+        host = budget = None
         if keys.host_budget is not None:
             try:
                 host = parse_host_budget(keys.host_budget)
-            except BudgetError as error:
-                raise self._must_be(("device", "host_budget")) from error
+            except BudgetError:
+                self._refuse_value(("device", "host_budget"))
         if keys.device_profile is not None:
             from tensile_jax.device_profiles import load_profile  # imports NumPy
 
@@ -286,32 +305,43 @@ class _Reader:
                 load_profile(keys.device_profile)
             except (ValueError, TypeError, OSError) as error:
                 story = str(error).removeprefix("device_profile ")
-                raise self._error(("device", "device_profile"), f": {story}") from error
-        try:
-            budget = parse_budget(keys.budget)
-        except BudgetError as error:
-            raise self._must_be(("device", "budget")) from error
-        return DeviceTable(budget, host, keys.device_profile)
+                self._refuse(("device", "device_profile"), f": {story}")
+        if keys.budget is not None:
+            try:
+                budget = parse_budget(keys.budget)
+            except BudgetError:
+                self._refuse_value(("device", "budget"))
+        elif not self._is_wrong(("device", "budget")):
+            self._refuse(
+                ("device", "budget"),
+                ' is missing: the memory that all jobs share. Add below [device], for example: budget = "8GiB", '
+                'or "50%" of the sum of the jobs\' plain-jit peaks',
+            )
+        return None if budget is None else DeviceTable(budget, host, keys.device_profile)
 
-    def _copies(self, number: int, own: _JobKeys, defaults: _DefaultKeys) -> Iterable[JobEntry]:
+    def _copies(self, number: int, own: _JobKeys, defaults: _DefaultKeys) -> Sequence[JobEntry]:
+        """The copies of a job; none if its name, its steps or what it trains is not known."""
         path = ("jobs", number)
         given, inherited = _given(own), _given(defaults)
         if any(source in given for source in _SOURCES):
             inherited = {name: value for name, value in inherited.items() if name not in _SOURCES}
         keys = {**inherited, **given, "args": {**(defaults.args or {}), **(own.args or {})}}
         model, entrypoint = keys.setdefault("model", None), keys.setdefault("entrypoint", None)
-        if model is None and entrypoint is None:
-            raise self._error(path, ' has neither model nor entrypoint. Add one, for example: model = "resnet50"')
-        if "steps" not in keys:
-            raise self._error((*path, "steps"), " is missing. Add it here or to [defaults], for example: steps = 100")
+        if model is None and entrypoint is None and not self._is_wrong_of_job(number, *_SOURCES):
+            self._refuse(path, ' has neither model nor entrypoint. Add one, for example: model = "resnet50"')
+        if "steps" not in keys and not self._is_wrong_of_job(number, "steps"):
+            self._refuse((*path, "steps"), " is missing. Add it here or to [defaults], for example: steps = 100")
+        if "steps" not in keys or (model is None and entrypoint is None) or self._is_wrong_of_job(number, "name", "count"):
+            return []
         name = keys.pop("name", None) or model or re.split("[:.]", str(entrypoint))[-1]
         if not re.fullmatch(_NAME, name):  # the name of an entrypoint's function: the type has checked a name of its own
-            raise self._error((*path, "name"), f" is missing, and {_shown(name)} cannot be one. Add one of letters, digits and _")
+            self._refuse((*path, "name"), f" is missing, and {_shown(name)} cannot be one. Add one of letters, digits and _")
+            return []
         count = keys.pop("count", 1)
         if isinstance(start := keys.get("start_after"), str):
             job, _, step = start.partition(":")
             keys["start_after"] = AfterJob(job, int(step) if step else None)
-        names = [name] if count == 1 else [f"{name}-{copy}" for copy in range(1, count + 1)]
+        names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
         return [JobEntry(where=self._where(path), name=each, **keys) for each in names]
 
     # -- what goes together -----------------------------------------------------------------------------------------------------
@@ -319,55 +349,70 @@ class _Reader:
     def _check_args(self, path: KeyPath, keys: _DefaultKeys) -> None:
         for name in keys.args or {}:
             if not name.isidentifier():
-                raise self._error((*path, "args", name), " is not the name of an argument. Use letters, digits and _.")
+                self._refuse((*path, "args", name), " is not the name of an argument. Use letters, digits and _.")
 
     def _check_one_source(self, path: KeyPath, keys: _DefaultKeys) -> None:
         if keys.model is not None and keys.entrypoint is not None:
             later = max(_SOURCES, key=lambda name: self._line_of((*path, name)))
             value = _shown(getattr(keys, later))
-            raise self._error((*path, later), f" = {value}: model and entrypoint exclude each other. Leave one out.")
+            self._refuse((*path, later), f" = {value}: model and entrypoint exclude each other. Leave one out.")
 
     def _check_policy(self, path: KeyPath, keys: _DefaultKeys) -> None:
         if keys.policy is not None and keys.policy not in _known_policies():
-            raise self._must_be((*path, "policy"))
+            self._refuse_value((*path, "policy"))
 
-    def _named_twice(self, name: str, number: int, first: int, own: _JobKeys) -> JobsFileError:
+    def _refuse_second(self, name: str, number: int, first: int, own: _JobKeys) -> None:
+        """Note that the name of a job is that of an earlier job."""
         holder = f"jobs[{first}], line {self._line_of(('jobs', first))}"
         if own.name is not None:
-            return self._error(
-                ("jobs", number, "name"), f": {_shown(name)} is the name of {holder}, already. Choose another one."
-            )
+            self._refuse(("jobs", number, "name"), f": {_shown(name)} is the name of {holder}, already. Choose another one.")
+            return
         story = f' has no name of its own and would be called "{name}", as is {holder}. Give it one: name = "{name}-b"'
-        return self._error(("jobs", number), story)
+        self._refuse(("jobs", number), story)
 
-    def _check_starts(self, jobs: Mapping[str, tuple[JobEntry, int]]) -> None:
-        """Refuse jobs that would never start. A job waits for at most one other job, so following the waits finds every cycle."""
+    def _check_starts(self, jobs: Mapping[str, tuple[JobEntry, int]], *, every: bool) -> None:
+        """Refuse jobs that would never start. A job waits for at most one other job, so following the waits finds every cycle.
 
-        def refuse(name: str, story: str) -> JobsFileError:
+        `every` says whether `jobs` are all jobs of the file; otherwise a job that is not there may be one of the others.
+        """
+
+        def refuse(name: str, story: str) -> None:
             own = ("jobs", jobs[name][1], "start_after")
-            return self._error(own if "start_after" in self._value_at(own[:2]) else ("defaults", "start_after"), story)
+            self._refuse(own if "start_after" in self._value_at(own[:2]) else ("defaults", "start_after"), story)
 
         waits = {name: job.start_after for name, (job, _) in jobs.items() if isinstance(job.start_after, AfterJob)}
         for name, after in waits.items():
             if after.job not in jobs:
-                guess = did_you_mean(after.job, jobs)
-                raise refuse(name, f' waits for "{after.job}", and there is no such job.{guess} Known: {", ".join(jobs)}.')
+                if every:
+                    guess = did_you_mean(after.job, jobs)
+                    refuse(name, f' waits for "{after.job}", and there is no such job.{guess} Known: {", ".join(jobs)}.')
+                continue
             steps = jobs[after.job][0].steps
             if after.step is not None and after.step > steps:
-                raise refuse(name, f" waits for step {after.step} of {after.job}, which does {steps}. Name one of these steps.")
+                refuse(name, f" waits for step {after.step} of {after.job}, which does {steps}. Name one of these steps.")
+        refused: set[str] = set()
         for name in waits:
             chain = [name]
             while (after := waits.get(chain[-1])) is not None and after.job not in chain:
                 chain.append(after.job)
-            if after is not None and after.job == name:
+            if after is not None and after.job == name and name not in refused:
+                refused.update(chain)
                 story = ", which waits for ".join([*chain[1:], name] if chain[1:] else ["itself"])
                 story = f": {name} waits for {story}: none would ever start. Let one start by itself: start_after = 0"
-                raise refuse(name, story)
+                refuse(name, story)
 
     # -- errors -----------------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, story: str) -> JobsFileError:
-        """The error for a message of msgspec, which names the path of a value or an unknown key."""
+    def _is_wrong(self, path: KeyPath) -> bool:
+        """Whether a mistake was noted of the key at `path`, or of a table that it is in."""
+        return any(path[:length] in self._wrong for length in range(1, len(path) + 1))
+
+    def _is_wrong_of_job(self, number: int, *keys: str) -> bool:
+        """Whether a mistake was noted of one of these keys of a job, of the job itself, or of the default of such a key."""
+        return any(self._is_wrong((*table, key)) for key in keys for table in (("jobs", number), ("defaults",)))
+
+    def _refuse_as_told(self, story: str) -> KeyPath:
+        """Note the mistake of a message of msgspec, which names the path of a value or an unknown key. Return the path."""
         at = _AT.search(story)
         path: KeyPath = ()
         if at is not None:
@@ -376,32 +421,40 @@ class _Reader:
         table = str(next(iter(path), ""))
         if unknown := _UNKNOWN.match(story):
             known = _KEYS[table].__struct_fields__
-            guess = did_you_mean(unknown[1], known)
-            return self._error((*path, unknown[1]), f" is not a {_WHOSE[table]}.{guess} Known: {', '.join(sorted(known))}.")
-        if path == ("jobs",):
+            guess = closest(unknown[1], known)
+            if guess is not None:
+                self._wrong.add((*path, guess))
+            path = (*path, unknown[1])
+            meant = did_you_mean(unknown[1], known)
+            self._refuse(path, f" is not a {_WHOSE[table]}.{meant} Known: {', '.join(sorted(known))}.")
+        elif path == ("jobs",):
             value = self._value_at(path)
-            return self._no_jobs("got one table" if isinstance(value, dict) else f"got {_shown(value)}")
-        if len(path) == 1 or (table == "jobs" and len(path) == 2):
+            self._refuse_jobs("got one table" if isinstance(value, dict) else f"got {_shown(value)}")
+        elif len(path) == 1 or (table == "jobs" and len(path) == 2):
             value = _shown(self._value_at(path))
-            return self._error(path, f" must be a table: got {value}. Write its keys below [{_dotted(path)}].")
-        return self._must_be(path)
+            self._refuse(path, f" must be a table: got {value}. Write its keys below [{_dotted(path)}].")
+        else:
+            self._refuse_value(path)
+        return path
 
-    def _must_be(self, path: KeyPath) -> JobsFileError:
-        """The error for a value at `path` that its key cannot have."""
+    def _refuse_value(self, path: KeyPath) -> None:
+        """Note that the key at `path` cannot have its value."""
         hint = get_type_hints(_KEYS[str(path[0])], include_extras=True)[str(path[-1])]
         metas = [meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ())]
         meta = next(meta for meta in metas if meta.examples)
         must_be = meta.description or f"one of: {', '.join(_known_policies())}"
-        got = _shown(self._value_at(path))
-        example = "".join(meta.examples or ())
-        return self._error(path, f" must be {must_be}: got {got}. For example: {path[-1]} = {example}")
+        value = self._value_at(path)
+        meant = did_you_mean(value, _choices(str(path[-1]))) if isinstance(value, str) else ""
+        example = f" For example: {path[-1]} = {''.join(meta.examples or ())}"
+        self._refuse(path, f" must be {must_be}: got {_shown(value)}.{meant or example}")
 
-    def _no_jobs(self, got: str) -> JobsFileError:
-        return self._error(("jobs",), f" must be tables, one for each job: {got}. Head each of them with [[jobs]].")
+    def _refuse_jobs(self, got: str) -> None:
+        self._refuse(("jobs",), f" must be tables, one for each job: {got}. Head each of them with [[jobs]].")
 
-    def _error(self, path: KeyPath, story: str) -> JobsFileError:
-        """The error whose message is the place of the key followed by `story`."""
-        return JobsFileError(f"{self._where(path)}{story}")
+    def _refuse(self, path: KeyPath, story: str) -> None:
+        """Note a mistake. Its message is the place of the key followed by `story`."""
+        self._wrong.add(path)
+        self._mistakes.setdefault(f"{self._where(path)}{story}", self._line_of(path))
 
     def _where(self, path: KeyPath) -> str:
         """`jobs.toml, line 7: jobs[1]`."""
@@ -429,6 +482,19 @@ def _known_policies() -> tuple[str, ...]:
     from tensile_jax.plan import PolicyName  # imports NumPy
 
     return get_args(PolicyName)
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    """The values from which that of a key is chosen; none if it is free."""
+    match key:
+        case "model":
+            return tuple(MODELS)
+        case "policy":
+            return _known_policies()
+        case "isolation":
+            return ("thread", "process")
+        case _:
+            return ()
 
 
 def _given(keys: msgspec.Struct) -> dict[str, Any]:

@@ -203,6 +203,11 @@ class Planner:
 
     # -- limits ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def whole_us(self) -> float:
+        """The predicted time of the step as plain jit runs it, in microseconds."""
+        return self.model.whole_us
+
     def whole_peak_bytes(self, measured: CompiledSizes) -> int:
         """The peak of the step as one executable: what compiling has shown, or else the prediction."""
         return whole_peak(self.model, measured)

@@ -16,6 +16,8 @@ Progress = Callable[[str, int, int], None]
 """Is told a phase: `progress(what, done, of)`."""
 
 TRACING, PLAIN_JIT, PLANNING = "tracing", "compiling plain jit", "planning"
+IN_LINE = "waiting to be planned"
+"""The phase of a job that was traced, while other jobs are planned."""
 _COMPILING = "compiling "
 
 _FIRST_CALL = 4.5

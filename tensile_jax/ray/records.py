@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType
 
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tensile_jax.runtime_records import EventName, JobEvent, JobStatus, Status
+from tensile_jax.runtime_records import NO_LIMIT, EventName, JobEvent, JobStatus, Status
 
 DeviceId = NewType("DeviceId", str)
 """`NODE/device-N`, or `NODE/devices-0-3` for a group; with `.K` behind it for the K-th actor that holds these devices. No two
@@ -290,7 +290,7 @@ class ClusterStatus:
         return Status(
             time_s=self.time_s,
             budget_bytes=sum(device.budget_bytes for device in self.devices),
-            host_budget_bytes=2**62,
+            host_budget_bytes=NO_LIMIT,
             device_bytes=sum(device.device_bytes for device in self.devices),
             peak_bytes=sum(device.peak_bytes for device in self.devices),
             host_bytes=sum(device.host_bytes for device in self.devices),

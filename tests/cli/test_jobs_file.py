@@ -238,10 +238,56 @@ def test_a_value_that_a_key_cannot_have_is_named_with_its_line(bad: str, story: 
 def test_what_is_wrong_is_named_with_its_line(text: str, line: int, story: str, tmp_path: Path) -> None:
     with pytest.raises(tensile.JobsFileError) as caught:
         read(tmp_path, text)
-    message = str(caught.value)
-    assert re.match(rf"{re.escape(str(tmp_path))}/jobs\.toml, line {line}(, column \d+)?: ", message), message
-    assert story in message
+    place = re.compile(rf"{re.escape(str(tmp_path))}/jobs\.toml, line {line}(, column \d+)?: ")
+    messages = str(caught.value).splitlines()
+    assert any(place.match(message) and story in message for message in messages), messages
     assert isinstance(caught.value, ValueError)
+
+
+MISTAKEN = """\
+[device]
+budget = "lots"
+[defaults]
+polcy = "auto"
+[[jobs]]
+model = "mlpp"
+stpes = 3
+[[jobs]]
+model = "cnn"
+steps = 0
+policy = "atuo"
+isolation = "proces"
+[[jobs]]
+entrypoint = "m:f"
+steps = 3
+start_after = "cnn"
+[[jobs]]
+steps = 4
+"""
+
+
+def test_all_mistakes_are_said_at_once_in_the_order_of_the_file_with_guesses_and_none_that_follows(tmp_path: Path) -> None:
+    with pytest.raises(tensile.JobsFileError) as caught:
+        read(tmp_path, MISTAKEN)
+    places, guesses = [], []
+    for message in str(caught.value).splitlines():
+        found = re.fullmatch(rf"{re.escape(str(tmp_path))}/jobs\.toml, line (\d+): ([\w.\[\]]+).*", message)
+        assert found, message
+        places.append((int(found[1]), found[2]))
+        guesses += re.findall(r"Did you mean (\w+)\?", message)
+    assert places == [
+        (2, "device.budget"), (4, "defaults.polcy"), (6, "jobs[0].model"), (7, "jobs[0].stpes"), (10, "jobs[1].steps"),
+        (11, "jobs[1].policy"), (12, "jobs[1].isolation"), (17, "jobs[3]"),
+    ]  # fmt: skip
+    assert guesses == ["policy", "mlp", "steps", "auto", "process"]
+
+
+def test_a_circle_of_jobs_is_one_mistake(tmp_path: Path) -> None:
+    text = STEPS + "start_after = 'b'\n" + STEPS + "name = 'b'\nstart_after = 'mlp'\n" + STEPS + "name = 'c'\nstart_after = 'x'"
+    with pytest.raises(tensile.JobsFileError) as caught:
+        read(tmp_path, with_jobs(text))
+    circle, unknown = str(caught.value).splitlines()
+    assert "none would ever start" in circle and "there is no such job" in unknown
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ The blocks of a page are run in one folder, in their order. A comment above a bl
     <!-- test: file NAME -->         a python block that is also written to a file, which the commands of the page find
     <!-- test: a run in FOLDER -->   the commands steer a run, for which something stands in
     <!-- test: a cluster -->         there is a Ray cluster with two devices, which `--ray auto` finds
+    <!-- test: needs PACKAGE -->     a python block that goes on, too, and is run only where the package is installed
     <!-- test: eight devices -->     the block runs in a process of its own, whose CPU stands in for eight devices
     <!-- test: two processes -->     the block runs in two processes, each with a CPU that stands in for four devices
     <!-- test: exit code N, ... -->  how the commands end
@@ -28,6 +29,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -115,7 +117,10 @@ class Reader:
         if block.note == "two processes":
             self.printed = "".join(in_two_processes(fewer_layers(block.text)))
             return
-        if block.note != "continues":
+        if block.note.startswith("needs ") and find_spec(block.note.removeprefix("needs ")) is None:
+            compile(block.text, block.place, "exec")
+            return
+        if block.note != "continues" and not block.note.startswith("needs "):
             self.names = {"__name__": "__main__"}
         printed = StringIO()
         with redirect_stdout(printed):
@@ -222,6 +227,22 @@ def read(reader: Reader, page: Path) -> None:
     for block in blocks(page):
         assert block.kind in ("python", "console", "toml", "text"), f"{block.place}: a block of kind {block.kind!r}"
         getattr(reader, block.kind)(block)
+
+
+@pytest.mark.parametrize("package", ["tensorboardX", "wandb"])
+def test_the_recipe_writes_the_metrics_of_each_step(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    page = ROOT / "docs" / "several-jobs.md"
+    first, *_ = programs(page)
+    (recipe,) = [block for block in programs(page) if block.note == f"needs {package}"]
+    assert len([line for line in recipe.text.splitlines() if line]) <= 5
+    reader = Reader(page)
+    reader.python(first)
+    reader.python(recipe)
+    written = [path for folder in ("runs", "wandb") for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    assert any(path.stat().st_size for path in written)
 
 
 def test_the_page_of_frameworks_has_a_program_for_each() -> None:

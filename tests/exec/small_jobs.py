@@ -113,7 +113,7 @@ def counting(size: int = 8) -> Work:
 
 def total(job: Job) -> float:
     """The first number of a `counting` job's result."""
-    return float(np.asarray(job.result(PATIENCE_S)["total"]).ravel()[0])
+    return float(np.asarray(job.result(PATIENCE_S, memory="host")["total"]).ravel()[0])
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -124,7 +124,7 @@ def equal(a: Any, b: Any) -> bool:
 
 def assert_lonely(work: Work, job: Job) -> None:
     """The job's result is that of a lonely run of its plans, as far as it got."""
-    state = job.result(PATIENCE_S)
+    state = job.result(PATIENCE_S, memory="host")
     assert equal(state, work.lonely(job.plans, job.status.step)), f"{job.name} differs from its lonely run"
 
 

@@ -59,8 +59,8 @@ def test_a_job_on_eight_devices_runs_beside_a_job_on_one_under_the_budget_of_eac
             on_step=lambda step, metrics: seen.append(float(metrics["loss"])),
         )  # fmt: skip
         small = runtime.submit(_small_step, _small_state(), [SMALL_BATCH] * STEPS, steps=STEPS, name="small")
-        state, small_state = large.result(), small.result()
-        assert runtime.peak_bytes <= budget
+    state, small_state = large.result(), small.result()
+    assert runtime.peak_bytes <= budget
     np.testing.assert_allclose(seen, losses, rtol=1e-5)  # cut and recomputed, sums are rounded in another order
     for mine, its in zip(jax.tree.leaves(tensile.to_device(state)), jax.tree.leaves(last), strict=True):
         assert mine.sharding.is_equivalent_to(its.sharding, mine.ndim)

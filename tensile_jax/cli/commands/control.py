@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import click
 import msgspec
@@ -15,13 +15,17 @@ import msgspec
 from tensile_jax.budget import parse_budget
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import readable_console
-from tensile_jax.cli.run.control import Request, ask, ask_status
+from tensile_jax.cli.run.control import NoRunAlive, Request, ask, ask_status
+from tensile_jax.cli.run.ended_run import ended_run, has_begun, how_it_ended, last_status
 from tensile_jax.cli.run.live_view import StatusView
+from tensile_jax.cli.run.report import JobOutcome, jobs_lines, jobs_table
 from tensile_jax.errors import BudgetError
-from tensile_jax.runtime_records import FINAL, JobState, Status
+from tensile_jax.runtime_records import FINAL, JobState, JobStatus, Status
 from tensile_jax.units import format_bytes
 
 _READABLE_WIDTH = 170
+
+_Named = TypeVar("_Named", JobStatus, JobOutcome)
 
 # For each command: the words printed of a changed job; the states of the jobs that it changes if no job is named.
 _CHANGES: dict[Literal["pause", "resume", "cancel"], tuple[str, frozenset[JobState]]] = {
@@ -35,9 +39,13 @@ _run_argument = click.argument("run", metavar="RUN", type=click.Path(exists=True
 
 @dataclass(frozen=True, slots=True)
 class _Steered:
-    """What a command looks at and changes: a run in a folder, or the jobs of a cluster. `name` is for messages."""
+    """What a command looks at and changes: a run in a folder, or the jobs of a cluster. `name` is for messages.
+
+    `folder` is None for a cluster.
+    """
 
     name: str
+    folder: Path | None
     job: str | None
     status: Callable[[], Status]
     change: Callable[[Literal["pause", "resume", "cancel"], str], None]
@@ -70,7 +78,7 @@ def _in_folder(run: Path, job: str | None) -> _Steered:
     def change(command: Literal["pause", "resume", "cancel"], name: str) -> None:
         ask(run, Request(command, name))
 
-    return _Steered(f"the run in {run}", job, lambda: ask_status(run), change)
+    return _Steered(f"the run in {run}", run, job, lambda: ask_status(run), change)
 
 
 def _on_cluster(address: str, job: str | None) -> _Steered:
@@ -89,24 +97,49 @@ def _on_cluster(address: str, job: str | None) -> _Steered:
         except ValueError as error:
             raise Refusal(str(error)) from error
 
-    return _Steered(f"the cluster at {address}", job, lambda: cluster.status().merged(), change)
+    return _Steered(f"the cluster at {address}", None, job, lambda: cluster.status().merged(), change)
 
 
 @click.command(short_help="Show how a run of several jobs stands.")
 @_steers
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def status(steered: _Steered, as_json: bool) -> None:
-    """Show how the jobs of the run in the folder RUN stand, or one of them; or with --ray those of a cluster."""
-    found, job = steered.status(), steered.job
-    if job is not None:
-        known = [one.name for one in found.jobs]
-        if job not in known:
-            raise Refusal(f"JOB={job}: {steered.name} has no such job. It has: {', '.join(known) or 'none yet'}.")
-        found = replace(found, jobs=tuple(one for one in found.jobs if one.name == job))
+    """Show how the jobs of the run in the folder RUN stand, or one of them; or with --ray those of a cluster.
+
+    Of a run that has ended, show how it ended, and the command that goes on with it.
+    """
+    try:
+        found = steered.status()
+    except NoRunAlive:
+        if steered.folder is None or not has_begun(steered.folder):
+            raise
+        _show_ended(steered.folder, steered, as_json=as_json)
+        return
+    found = replace(found, jobs=_asked_for(steered, found.jobs))
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
         readable_console(_READABLE_WIDTH).print(StatusView(found))
+
+
+def _show_ended(folder: Path, steered: _Steered, *, as_json: bool) -> None:
+    outcome = ended_run(folder)
+    shown = replace(outcome, jobs=_asked_for(steered, outcome.jobs))
+    if as_json:
+        click.echo(msgspec.json.encode(last_status(shown, folder)))
+        return
+    click.echo(how_it_ended(outcome))
+    readable_console(_READABLE_WIDTH).print(jobs_table(shown))
+    for line in jobs_lines(shown):
+        click.echo(line)
+
+
+def _asked_for(steered: _Steered, jobs: tuple[_Named, ...]) -> tuple[_Named, ...]:
+    """Those of the jobs that the command asks for: all, or the one that was named."""
+    known = [one.name for one in jobs]
+    if steered.job is not None and steered.job not in known:
+        raise Refusal(f"JOB={steered.job}: {steered.name} has no such job. It has: {', '.join(known) or 'none yet'}.")
+    return tuple(one for one in jobs if steered.job in (None, one.name))
 
 
 @click.command(short_help="Pause a job of a run, or all of them.")

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tensile_jax.cli.commands.run import refuse_troubles
 from tensile_jax.cli.errors import Failure, Refusal
-from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, readable_console
+from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, format_us, readable_console
 from tensile_jax.cli.jobs_file import JobsFile, read_jobs_file
 from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.folder import RunFolder
@@ -50,6 +50,12 @@ class SideBySide:
     def plain_peaks_bytes(self) -> int:
         """The sum of the peaks under plain jit: the memory that the jobs would need at once."""
         return sum(job.peak_bytes for job in self.plain)
+
+    @property
+    def shared_peak_bytes(self) -> int:
+        """The measured peak of the jobs under one budget."""
+        assert self.together.peak_bytes is not None  # only that of a killed run is not known
+        return self.together.peak_bytes
 
 
 def demo_jobs() -> JobsFile:
@@ -117,8 +123,8 @@ def failed_checks(found: SideBySide, *, least_accuracy: Mapping[str, float]) -> 
     """One line for each check that failed: the budget, the first losses, and `least_accuracy` (by job)."""
     lines: list[str] = []
     together = found.together
-    if together.peak_bytes > together.budget_bytes:
-        peak, budget = format_bytes(together.peak_bytes), format_bytes(together.budget_bytes)
+    if found.shared_peak_bytes > together.budget_bytes:
+        peak, budget = format_bytes(found.shared_peak_bytes), format_bytes(together.budget_bytes)
         lines.append(f"The measured peak of all jobs, {peak}, is above the budget, {budget}.")
     for plain, job in found.pairs:
         if job.state != "finished":
@@ -137,18 +143,19 @@ def _table(found: SideBySide) -> Table:
     table = Table(title="The same jobs, one after another and at once", title_justify="left", title_style="bold")
     for name in ("job", "how"):
         table.add_column(name, no_wrap=True, min_width=9)
-    for name in ("peak", "time", "loss", "test"):
+    for name in ("peak", "time", "step", "loss", "test"):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in found.pairs:
         labels = ((pair[0].name, "plain jit"), (f"{pair[1].steps_done} steps", "together"))
         for label, job in zip(labels, pair, strict=True):
             peak = format_bytes(job.peak_bytes) if job.peak_bytes else ""
+            step = "" if job.step_us is None else format_us(float(f"{job.step_us:.3g}"))
             losses, accuracy = format_losses(job.loss_first, job.loss_last), format_accuracy(job.test_accuracy)
-            table.add_row(*label, peak, f"{job.time_s:.1f} s", losses, accuracy, end_section=job is pair[1])
+            table.add_row(*label, peak, f"{job.time_s:.1f} s", step, losses, accuracy, end_section=job is pair[1])
     together = found.together
     plain_s = sum(job.time_s for job in found.plain)
     table.add_row("all: sum", "plain jit", format_bytes(found.plain_peaks_bytes), f"{plain_s:.1f} s")
-    table.add_row("all: shared", "together", format_bytes(together.peak_bytes), f"{together.time_s:.1f} s", style="bold")
+    table.add_row("all: shared", "together", format_bytes(found.shared_peak_bytes), f"{together.time_s:.1f} s", style="bold")
     return table
 
 
@@ -156,10 +163,11 @@ def _lines(found: SideBySide) -> list[str]:
     """The lines below the table."""
     together = found.together
     return [
-        f"Together: {format_bytes(together.peak_bytes)} measured of {format_bytes(together.budget_bytes)}, "
-        f"{format_share(together.peak_bytes, found.plain_peaks_bytes)} of the sum of plain jit's peaks, in "
+        f"Together: {format_bytes(found.shared_peak_bytes)} measured of {format_bytes(together.budget_bytes)}, "
+        f"{format_share(found.shared_peak_bytes, found.plain_peaks_bytes)} of the sum of plain jit's peaks, in "
         f"{format_share(together.time_s, sum(job.time_s for job in found.plain))} of plain jit's time one after another; "
         "compiling and planning counted.",
         "Same first states, same batches; later losses part as rounding grows from step to step. Plain jit's peak is what XLA "
-        "states. A job's time together is from its submission to its end.",
+        "states. A job's time together is from its submission to its end. A step's time is the median of the last steps; "
+        "together, it includes other jobs' launches.",
     ]

@@ -215,11 +215,16 @@ class _Conversation(socketserver.StreamRequestHandler):
 # -- the second terminal's side -----------------------------------------------------------------------------------------------
 
 
+class NoRunAlive(Refusal):
+    """No run is alive in the folder: the run has ended, was killed, or there never was one."""
+
+
 def ask(folder: Path, request: Request, *, timeout_s: float = _LONGEST_WAIT_S) -> Reply:
     """The run's reply to a request that succeeded.
 
     Raises:
-        Refusal: no run is alive in the folder, the run does not answer in time, or the reply is an error.
+        NoRunAlive: no run is alive in the folder.
+        Refusal: the run does not answer in time, or the reply is an error.
     """
     run = f"the run in {folder}"
     try:
@@ -228,7 +233,7 @@ def ask(folder: Path, request: Request, *, timeout_s: float = _LONGEST_WAIT_S) -
             line = replies.readline()
     except (FileNotFoundError, ConnectionRefusedError) as error:
         why = "it has ended, was killed, or this is no run folder. Name the folder of one that runs."
-        raise Refusal(f"no run is alive in {folder}: {why}") from error
+        raise NoRunAlive(f"no run is alive in {folder}: {why}") from error
     except (TimeoutError, BlockingIOError) as error:
         remedy = "Try again, or look whether its process is stopped."
         raise Refusal(f"{run} did not answer within {timeout_s:g} s. {remedy}") from error

@@ -36,6 +36,7 @@ from tensile_jax.atomic_file import write_whole
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import event_line
 from tensile_jax.cli.jobs_file import JobsFile
+from tensile_jax.cli.run.report import JobsOutcome
 from tensile_jax.cli.run.trace import trace_events
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent, Record
@@ -133,6 +134,11 @@ class RunFolder:
             OSError: the file cannot be written. Only this method raises, because nothing runs yet that an error would end.
         """
         write_whole(self.path / "config.json", _indented(config))
+
+    def remove_outcome(self) -> None:
+        """Remove the outcome of an earlier part of the run. If this part is killed, that would be read as how this part ended."""
+        with suppress(OSError):
+            (self.path / "outcome.json").unlink()
 
     def write_versions(self, *, device_kind: str) -> None:
         """Write `versions.json`. The version of a package that is not installed is null."""
@@ -248,11 +254,39 @@ def read_config(folder: Path) -> RunConfig:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunConfig)
     except OSError as error:
-        raise Refusal(
-            f"--resume={folder}: {path} cannot be read: {error.strerror}. Name the folder that tensile run wrote."
-        ) from error
+        raise Refusal(f"{path} cannot be read: {error.strerror}. Name the folder that tensile run wrote.") from error
     except msgspec.DecodeError as error:
-        raise Refusal(f"--resume={folder}: {path} is not the config of a run of several jobs: {error}.") from error
+        raise Refusal(f"{path} is not the config of a run of several jobs: {error}.") from error
+
+
+def read_outcome(folder: Path) -> JobsOutcome | None:
+    """How the run in `folder` ended; None if it was killed before it could write that.
+
+    Raises:
+        Refusal: `outcome.json` cannot be read, or is not the outcome of a run of several jobs.
+    """
+    path = folder / "outcome.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=JobsOutcome)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read: {error.strerror}. Name the folder that tensile run wrote.") from error
+    except msgspec.DecodeError as error:
+        raise Refusal(f"{path} is not the outcome of a run of several jobs: {error}.") from error
+
+
+def read_device(folder: Path) -> str:
+    """The kind of device on which the run in `folder` ran; "an unknown device" if `versions.json` does not say it."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((folder / "versions.json").read_bytes(), type=_Versions).device_kind
+    return "an unknown device"
+
+
+class _Versions(msgspec.Struct):
+    """A part of `versions.json`."""
+
+    device_kind: str
 
 
 class _Line(msgspec.Struct):

@@ -1,5 +1,7 @@
 """Shows a run of several jobs while it runs: on a terminal as a table that is drawn anew, elsewhere as a line every few seconds.
 
+At the end, the table is removed from the terminal, because the table of the results follows.
+
 A thread of the live view draws everything. `LiveView.add_event` only passes an event to that thread. So the caller never waits
 for a slow terminal, nor for the lock that is held while the run's status is read. If drawing fails, the error is shown, or the
 live view ends; the run goes on.
@@ -36,7 +38,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tensile_jax.cli.formatting import event_line, format_us, one_line
-from tensile_jax.runtime_records import FINAL, EventName, JobEvent, JobState, JobStatus, Status
+from tensile_jax.runtime_records import FINAL, NO_LIMIT, EventName, JobEvent, JobState, JobStatus, Status
 from tensile_jax.units import format_bytes
 
 _REFRESH_S = 0.25
@@ -51,7 +53,6 @@ _KEPT_ABOVE: frozenset[EventName] = frozenset(
 _LONGEST_NOTE = 60  # of a note in a log
 _NARROW, _WIDE = 76, 120  # columns of text: below the first, figures are left out; from the second on, there is room for notes
 _FIGURES_WIDTH = 88  # columns that the figures take at most in a wide terminal
-_NO_LIMIT = 2**62  # from here on, the host budget in a status means "no limit"
 _STYLES: dict[JobState, str] = {
     "preparing": "cyan", "queued": "yellow", "running": "green", "paused": "yellow",
     "finished": "dim", "failed": "bold red", "cancelled": "dim",
@@ -64,7 +65,7 @@ class LiveView:
     def __init__(self, console: Console, status: Callable[[], Status], *, every_s: float = 5.0) -> None:
         self._console = console
         self._status = status
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._period_s = _REFRESH_S if self._live else every_s
         self._events: queue.SimpleQueue[JobEvent | None] = queue.SimpleQueue()
         self._last: RenderableType = ""
@@ -193,8 +194,8 @@ def _header(status: Status, *, width: int, ascii_only: bool) -> list[Text]:
     counted = ", ".join(f"{states[state]} {state}" for state in _STYLES if states[state])
     many = f"{len(status.jobs)} {'job' if len(status.jobs) == 1 else 'jobs'}"
     device = f"{format_bytes(status.device_bytes)} of {format_bytes(status.budget_bytes)}"
-    limit = "no limit" if status.host_budget_bytes >= _NO_LIMIT else format_bytes(status.host_budget_bytes)
-    host = f"{format_bytes(status.host_bytes)} of {limit}"
+    limit = ", no limit" if status.host_budget_bytes >= NO_LIMIT else f" of {format_bytes(status.host_budget_bytes)}"
+    host = f"{format_bytes(status.host_bytes)}{limit}"
     long = max(10, min(50, width - 46))
     short = max(4, (long - 12) // 2)
     filled, peak = _share(status.device_bytes, status.budget_bytes), _share(status.peak_bytes, status.budget_bytes)

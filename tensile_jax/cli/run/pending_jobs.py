@@ -73,7 +73,7 @@ class PendingJobs:
         with self._lock:
             if job in self._waiting:
                 return "queued", _when(self._waiting[job])
-            return ("preparing", "is being made") if job in self._making else None
+            return ("preparing", "making its state and batches") if job in self._making else None
 
     def take_due(self, time_s: float, progress: Mapping[str, JobProgress]) -> list[JobEntry]:
         """Remove the jobs that are due from the waiting ones, and return them; they now count as being made."""

@@ -9,6 +9,7 @@ The name of a value ends in its unit: bytes, microseconds (`_us`) or seconds (`_
 number, is null. A job is *at rest* between two of its iterations.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ from tensile_jax.units import format_bytes
 class Outcome:
     """A finished or interrupted training of one model.
 
-    `peak_bytes`, `step_us`, `stall_us`, `recomputed_us` are measured; `predicted_...` are the plan's. `step_us` is the median
-    without the first step.
+    `peak_bytes`, `step_us`, `stall_us`, `recomputed_us` are measured; `predicted_...` are the plan's, but
+    `predicted_jit_step_us`, which is plain jit's. `step_us` is the median without the first step.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Outcome:
     jit_peak_bytes: int | None
     step_us: float | None
     predicted_step_us: float
+    predicted_jit_step_us: float
     stall_us: float
     swapped_bytes: int
     passive_swap_ins: int
@@ -71,7 +73,8 @@ def outcome_table(outcome: Outcome) -> Table:
         "peak measured": f"{format_bytes(o.peak_bytes)}{jit}",
         "peak predicted": format_bytes(o.predicted_peak_bytes),
         "budget": "none" if o.budget_bytes is None else format_bytes(o.budget_bytes),
-        "step time": "one step is too few to tell" if o.step_us is None else format_us(o.step_us),
+        "step time": ("one step is too few to tell" if o.step_us is None else format_us(o.step_us))
+        + f" (predicted: {format_us(o.predicted_step_us)}; plain jit: {format_us(o.predicted_jit_step_us)})",
         "waiting for copies": f"{format_us(o.stall_us)} a step",
         "swapped": f"{format_bytes(o.swapped_bytes)} a step, both ways",
         "recomputed": f"{format_us(o.recomputed_us)} a step",
@@ -93,13 +96,15 @@ def outcome_table(outcome: Outcome) -> Table:
 class PlainJob:
     """A job that was trained with plain `jax.jit`, to be compared with.
 
-    `peak_bytes` is XLA's figure; `time_s` is from the job's compiling to its last step, without the test.
+    `peak_bytes` is XLA's figure; `time_s` is from the job's compiling to its last step, without the test. `step_us` is the median
+    without the first step; None if there was one step only.
     """
 
     name: str
     peak_bytes: int
     compile_s: float
     time_s: float
+    step_us: float | None
     loss_first: float
     loss_last: float
     test_accuracy: float | None
@@ -119,6 +124,9 @@ class JobOutcome:
         peak_bytes: measured, of the job alone.
         planned_peak_bytes: of the job's last plan.
         jit_peak_bytes: of plain jit.
+        step_us: measured, the median of the last steps; it includes other jobs' launches. None if there was no step in this part
+            of the run.
+        predicted_step_us, predicted_jit_step_us: of the last plan and of plain jit, without other jobs.
         test_accuracy: None unless the model has a test set and the job has finished.
     """
 
@@ -135,19 +143,27 @@ class JobOutcome:
     planned_peak_bytes: int | None
     jit_peak_bytes: int | None
     time_s: float
+    step_us: float | None
+    predicted_step_us: float | None
+    predicted_jit_step_us: float | None
     test_accuracy: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobsOutcome:
-    """A run. `peak_bytes` is measured, of all jobs together. `troubles` names the files that could not be written."""
+    """A run.
+
+    Attributes:
+        peak_bytes: measured, of all jobs together; None of a run that was killed.
+        troubles: the files that could not be written.
+    """
 
     folder: str
     device: str
     interrupted: bool
     budget_bytes: int
     host_budget_bytes: int | None
-    peak_bytes: int
+    peak_bytes: int | None
     time_s: float
     troubles: tuple[str, ...]
     jobs: tuple[JobOutcome, ...]
@@ -175,16 +191,26 @@ def jobs_table(outcome: JobsOutcome) -> Table:
 
 def jobs_lines(outcome: JobsOutcome) -> Sequence[str]:
     """The lines below the table: the shared peak beside budget and plain jit, the command to resume, the run folder."""
-    together = (
-        f"Together: {format_bytes(outcome.peak_bytes)} at most of {format_bytes(outcome.budget_bytes)} "
-        f"({format_share(outcome.peak_bytes, outcome.budget_bytes)} of the budget), {outcome.time_s:.1f} s"
-    )
+    if outcome.peak_bytes is None:
+        together = f"Together: the peak is not known; the budget is {format_bytes(outcome.budget_bytes)}; {outcome.time_s:.1f} s"
+    else:
+        together = (
+            f"Together: {format_bytes(outcome.peak_bytes)} at most of {format_bytes(outcome.budget_bytes)} "
+            f"({format_share(outcome.peak_bytes, outcome.budget_bytes)} of the budget), {outcome.time_s:.1f} s"
+        )
     known = [job.jit_peak_bytes for job in outcome.jobs if job.jit_peak_bytes is not None]
     if known and len(known) == len(outcome.jobs):
         together += f"; plain jit's peaks come to {format_bytes(sum(known))}"
     lines = [together]
-    if outcome.interrupted:
-        lines.append(f"Interrupted; go on with: tensile run --resume {outcome.folder}")
+    if any(job.state != "finished" for job in outcome.jobs):
+        why = "Interrupted" if outcome.interrupted else "Not all jobs have finished"
+        lines.append(f"{why}; go on with: tensile run --resume {shlex.quote(outcome.folder)}")
+    for job in outcome.jobs:
+        if job.step_us is not None and job.predicted_step_us is not None and job.predicted_jit_step_us is not None:
+            lines.append(
+                f"{job.name}: a step took {format_us(job.step_us)}, other jobs' launches included "
+                f"(predicted, alone: {format_us(job.predicted_step_us)}; plain jit: {format_us(job.predicted_jit_step_us)})"
+            )
     for job in outcome.jobs:
         log = f"; see {outcome.folder}/jobs/{job.name}/log.txt" if job.state == "failed" else ""
         if job.note or log:

@@ -39,7 +39,7 @@ from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.transfer import to_device
 from tensile_jax.installed_models import Model
 from tensile_jax.plan import known_policy
-from tensile_jax.runtime_records import FINAL, JobEvent, JobStatus, Record, Status
+from tensile_jax.runtime_records import FINAL, JobEvent, JobReport, JobStatus, Record, Status
 
 _CHECKPOINTS = "checkpoints"
 
@@ -98,6 +98,7 @@ def _run(
     run = JobsRun(runtime, folder, config.jobs_file.jobs, progress)
     stop.call(run.stop)
     with runtime, serving(folder.path, run):
+        folder.remove_outcome()
         folder.write_versions(device_kind=jax.devices()[0].device_kind)
         console.print(f"Run folder: {folder.path}; from another terminal: tensile status {folder.path}", markup=False)
         with LiveView(console, run.status) as view:
@@ -116,6 +117,7 @@ def _outcome(config: RunConfig, folder: RunFolder, runtime: Runtime, run: "JobsR
     outcomes: list[JobOutcome] = []
     for entry, job in zip(entries, status.jobs, strict=True):
         progress = run.progress[entry.name]
+        report = run.report(entry.name)
         outcomes.append(
             JobOutcome(
                 name=entry.name,
@@ -131,6 +133,9 @@ def _outcome(config: RunConfig, folder: RunFolder, runtime: Runtime, run: "JobsR
                 planned_peak_bytes=job.planned_bytes or None,
                 jit_peak_bytes=config.jit_peaks.get(entry.name),
                 time_s=progress.time_s,
+                step_us=None if report is None else report.step_us,
+                predicted_step_us=None if report is None else report.predicted_step_us,
+                predicted_jit_step_us=None if report is None else report.predicted_jit_step_us or None,
                 test_accuracy=accuracies.get(entry.name),
             )
         )
@@ -157,7 +162,7 @@ def _accuracies(entries: Sequence[JobEntry], runtime: Runtime) -> dict[str, floa
             source = same_source(entry)
             model = models[source] = models[source] if source in models else model_of(entry)
             if model is not None and model.evaluate is not None:
-                found[entry.name] = model.evaluate(to_device(finished[entry.name].result()))
+                found[entry.name] = model.evaluate(to_device(finished[entry.name].result(memory="host")))
     return found
 
 
@@ -264,6 +269,11 @@ class JobsRun:
     def _write_traceback(self, name: str, error: BaseException | None) -> None:
         if error is not None:
             self._folder.write_log(name, "".join(traceback.format_exception(error)))
+
+    def report(self, name: str) -> JobReport | None:
+        """What was measured of a job in this part of the run; None if the job had no plan in it."""
+        job = self._job(name)
+        return None if job is None or job.plan is None else job.report()
 
     def _job(self, name: str) -> Job | None:
         return next((job for job in self._runtime.jobs if job.name == name), None)

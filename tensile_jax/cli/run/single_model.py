@@ -99,8 +99,9 @@ def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | 
         peak_bytes=report.peak_bytes,
         predicted_peak_bytes=plan.peak_bytes,
         jit_peak_bytes=plan.jit_peak_bytes,
-        step_us=statistics.median(training.times_us[1:]) if len(training.times_us) > 1 else None,
+        step_us=training.step_us,
         predicted_step_us=plan.step_us,
+        predicted_jit_step_us=step.jit_step_us(model.state_shape, model.batch_shape),
         stall_us=report.stall_us,
         swapped_bytes=report.swapped_bytes,
         passive_swap_ins=report.passive_swap_ins,
@@ -139,6 +140,7 @@ def run_plain(entry: JobEntry, phases: Phases) -> PlainJob:
         peak_bytes=plain.peak_bytes,
         compile_s=plain.compile_s,
         time_s=time.perf_counter() - began,
+        step_us=training.step_us,
         loss_first=training.losses[0],
         loss_last=training.losses[-1],
         test_accuracy=None if model.evaluate is None else model.evaluate(training.state),
@@ -157,6 +159,11 @@ class _Training:
     losses: tuple[float, ...]
     times_us: tuple[float, ...]
     interrupted: bool
+
+    @property
+    def step_us(self) -> float | None:
+        """The median time of a step without the first one; None if there is no other."""
+        return statistics.median(self.times_us[1:]) if len(self.times_us) > 1 else None
 
 
 def _train(

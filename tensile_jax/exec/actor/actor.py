@@ -44,7 +44,7 @@ class StateSnapshot(Protocol):
         ...
 
     def fetch(self) -> Any:
-        """The state itself, on the host."""
+        """The state itself, in host memory."""
         ...
 
     def release(self) -> None:
@@ -66,6 +66,11 @@ class Actor(Protocol):
         """The size of the state, as far as it is known now."""
         ...
 
+    @property
+    def stays_on_host(self) -> frozenset[int]:
+        """The flat positions of the state's arrays that the step itself keeps in host memory. May be read after `close`, too."""
+        ...
+
     def own(self) -> None:
         """Take the user's state: copy it to the host and delete the user's arrays on the device, as with a donated argument."""
         ...
@@ -78,6 +83,10 @@ class Actor(Protocol):
         Raises:
             TraceError: the step is given mutable references, or does not return (state, metrics) with the state as it was given.
         """
+        ...
+
+    def jit_peak_bytes(self) -> int:
+        """The peak of the step under plain jit, after `trace`. The first call compiles plain jit's step."""
         ...
 
     def plan(self, request: PlanRequest) -> PlanSummary:

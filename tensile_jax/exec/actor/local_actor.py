@@ -25,6 +25,7 @@ from tensile_jax.exec.call.devices import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options, Step, step_of
+from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
 from tensile_jax.exec.running.executor import Executor, Iteration, Observation
 from tensile_jax.exec.running.instructions import (
     FinishSwapIn,
@@ -126,6 +127,10 @@ class LocalActor:
         return sum(size_of(shard_of(shape, shape.sharding)) for shape in self._shapes)
 
     @property
+    def stays_on_host(self) -> frozenset[int]:
+        return self._given_on_host if self._traced is None else self._traced.traced.on_host
+
+    @property
     def traced(self) -> Step:
         """The job's step, after `trace`."""
         assert self._traced is not None
@@ -209,6 +214,10 @@ class LocalActor:
         if not self._meshes:
             return SingleDeviceSharding(self._transfer.device)
         return in_device_memory(leaf.sharding) if is_divided(leaf) else NamedSharding(self._meshes[0], PartitionSpec())
+
+    def jit_peak_bytes(self) -> int:
+        with jax.default_device(self._transfer.device):
+            return jit_peak_bytes(self.traced)
 
     def plan(self, request: PlanRequest) -> PlanSummary:
         with jax.default_device(self._transfer.device):  # a step that runs whole is compiled for the default device

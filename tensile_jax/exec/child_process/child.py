@@ -113,7 +113,8 @@ class _Work:
         self._saver = ThreadPoolExecutor(1, "tensile-saver")
         self._waiters = ThreadPoolExecutor(_WAITING_THREADS, "tensile-waiter")
         self._elsewhere: dict[str, Executor] = {
-            "trace": self._planner, "plan": self._planner, "save": self._saver, "fetch": self._saver,
+            "trace": self._planner, "jit_peak_bytes": self._planner, "plan": self._planner,
+            "save": self._saver, "fetch": self._saver,
         }  # fmt: skip
         channel.send(News(Made(self._actor.state_bytes, structure)))
 

@@ -105,6 +105,10 @@ class IsolatedActor:
         self._watch = False
         self._counts = (0, 0)  # at the end of the latest iteration
 
+    @property
+    def stays_on_host(self) -> frozenset[int]:
+        return frozenset()  # the state comes back as arrays of NumPy, which are in no memory of JAX
+
     def batches(self) -> Iterator[Any]:
         """Yields a placeholder for each batch that the process has drawn; raises what the user's code raised in the process."""
         self.process.tell("draw")
@@ -155,6 +159,9 @@ class IsolatedActor:
         del batch, compiler  # the process has its own
         self._progress = options.progress
         return self.process.ask("trace", replace(options, progress=None))()
+
+    def jit_peak_bytes(self) -> int:
+        return self.process.ask("jit_peak_bytes")()
 
     def plan(self, request: PlanRequest) -> PlanSummary:
         summary: PlanSummary = self.process.ask("plan", request)()

@@ -162,8 +162,10 @@ class Lifecycle:
     @property
     def shown_note(self) -> str:
         """The note, or, where there is none, what is done to prepare the job."""
-        if self.note or self.phase is None or self.state != "preparing":
+        if self.note or self.joined or self.state != "preparing":
             return self.note
+        if self.phase is None:
+            return "drawing its first batch" if not self.batches else "beginning to trace"
         return phase_words(*self.phase)
 
     @property

@@ -34,11 +34,12 @@ from tensile_jax.errors import BudgetTooSmall, ProcessDied, TensileError
 from tensile_jax.exec.actor.plans import OffloadState, PlanRequest, PlanSummary, PlanWithin, RenewPlan
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options
-from tensile_jax.exec.controller.messages import PlanRenewed, Prepared
-from tensile_jax.exec.controller.state import JobRecord
+from tensile_jax.exec.controller.messages import BudgetRequested, PlanRenewed, Prepared
+from tensile_jax.exec.controller.state import JobId, JobRecord
 from tensile_jax.exec.runtime.dispatched_job import DispatchedJob
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.messages import BudgetSuffices, CannotRunNow, Pending, Planned, PreparationFailed, Preparing
+from tensile_jax.exec.runtime.share_of_peaks import ShareOfPeaks
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.analysis.access import AccessSequence
@@ -48,7 +49,7 @@ from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloade
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.update import Follower, Tracked
 from tensile_jax.plan_format import Plan
-from tensile_jax.progress.phases import TRACING
+from tensile_jax.progress.phases import IN_LINE, TRACING
 from tensile_jax.units import format_bytes
 
 Task = Callable[[], None]
@@ -96,14 +97,24 @@ class JobPlanner:
     """Makes and renews the plans of a runtime's jobs. Two jobs with the same computation share what is compiled for it."""
 
     def __init__(
-        self, store: Store, dispatcher: Dispatcher, post: Post, profile: DeviceProfile, compiler: Compiler
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        post: Post,
+        profile: DeviceProfile,
+        compiler: Compiler,
+        share: ShareOfPeaks | None,
+    ) -> None:
         self.thread = PlannerThread()
         self._store = store
         self._dispatcher = dispatcher
         self._post = post
         self._profile = profile
         self._compiler = compiler
+        self._share = share  # of which the budget is made, until the user sets a budget in bytes
+        self._sharing = threading.Lock()  # so that a budget of the user's is not followed by one that was made before
+        self._traced: dict[JobId, AccessSequence | None] = {}  # that wait until the peaks of earlier jobs are known
+        self._counted: set[JobId] = set()  # whose peaks are known
 
     # -- new jobs ---------------------------------------------------------------------------------------------------------------
 
@@ -130,7 +141,63 @@ class JobPlanner:
         except BaseException as error:
             self._post(job.number, PreparationFailed(error))
         else:
-            self.thread.call(lambda: self._prepare(job, accesses))
+            tell(IN_LINE, 0, 1)
+            self.thread.call(lambda: self._take(job, accesses))
+
+    def _take(self, job: StoredJob, accesses: AccessSequence | None) -> None:
+        """Prepare a job that was traced; if the budget is a share, after the jobs that were submitted before it."""
+        self._traced[job.number] = accesses
+        self._prepare_in_order()
+
+    def _prepare_in_order(self) -> None:
+        """Prepare the jobs that were traced. If the budget is a share, stop at the first job that is not traced yet.
+
+        So the budget under which a job is planned depends on the order of submission only.
+        """
+        while self._traced:
+            with self._store.changed:
+                jobs = [job for job in self._store.jobs.values() if job.number not in self._counted and not job.life.is_given_up]
+            traced = [job for job in jobs if job.number in self._traced]
+            self._traced = {job.number: self._traced[job.number] for job in traced}  # without jobs that were given up
+            if not traced or (self._share is not None and traced[0] is not jobs[0]):
+                return
+            job = traced[0]
+            accesses = self._traced.pop(job.number)
+            self._counted.add(job.number)
+            if self._count_peak(job):
+                self._prepare(job, accesses)
+
+    def _count_peak(self, job: StoredJob) -> bool:
+        """If the budget is a share, raise it by the share of the job's peak. Returns whether the job can be prepared."""
+        if self._share is None:
+            return True
+        try:
+            peak = job.actor.jit_peak_bytes()
+        except BaseException as error:
+            self._post(job.number, PreparationFailed(error))
+            return False
+        with self._sharing:
+            if self._share is not None:
+                self._share = self._share.with_peak(peak)
+                self._dispatcher.tell(BudgetRequested(self._share.budget_bytes))
+        return True
+
+    @property
+    def share(self) -> ShareOfPeaks | None:
+        """The share of which the budget is made; None if it is a number of bytes."""
+        return self._share
+
+    def set_budget(self, nbytes: int) -> None:
+        """The user sets a budget in bytes. If the budget was a share, it no longer grows."""
+        with self._sharing:
+            self._share = None
+            self._dispatcher.tell(BudgetRequested(nbytes))
+        self.thread.call(self._prepare_in_order)
+
+    def forget_closed(self) -> None:
+        """A job has ended. If the jobs that were submitted after it wait for its peak, they wait no longer."""
+        if self._share is not None:
+            self.thread.call(self._prepare_in_order)
 
     def _prepare(self, job: StoredJob, own_accesses: AccessSequence | None) -> None:
         """Make the first plan of a job that was traced, and compile it. In the planner's thread.
@@ -228,7 +295,8 @@ class JobPlanner:
         return self._plan(job, replace(request, limits=JobLimits(alone, alone), host_limit=host_budget - snapshot_bytes))
 
     def _ceiling(self, job: StoredJob) -> int:
-        budget = self._dispatcher.state.next_budget_bytes or self._dispatcher.state.budget_bytes
+        share, state = self._share, self._dispatcher.state  # what was told of a share may not have been heard yet
+        budget = (state.next_budget_bytes or state.budget_bytes) if share is None else share.budget_bytes
         return budget if job.asked.cap_bytes is None else min(budget, job.asked.cap_bytes)
 
     def _limit_for(self, job: StoredJob) -> int:

@@ -33,7 +33,7 @@ from typing import Any, Literal, Self
 
 import jax
 
-from tensile_jax.budget import parse_host_budget
+from tensile_jax.budget import parse_budget, parse_host_budget
 from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.actor.entrypoint import Entrypoint
 from tensile_jax.exec.actor.feed import Feed
@@ -46,7 +46,6 @@ from tensile_jax.exec.checkpoint.folder_lock import FolderLock
 from tensile_jax.exec.child_process.isolated_actor import IsolatedActor
 from tensile_jax.exec.child_process.payload import pack_job
 from tensile_jax.exec.compiling.compiler import Compiler
-from tensile_jax.exec.controller.messages import BudgetRequested
 from tensile_jax.exec.controller.state import JobId, State, Wish
 from tensile_jax.exec.runtime import messages
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
@@ -54,7 +53,9 @@ from tensile_jax.exec.runtime.job import Job
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
 from tensile_jax.exec.runtime.messages import Event, Instruction
 from tensile_jax.exec.runtime.planner import JobPlanner, PlannerThread
+from tensile_jax.exec.runtime.results import Results
 from tensile_jax.exec.runtime.saver import Saver
+from tensile_jax.exec.runtime.share_of_peaks import ShareOfPeaks
 from tensile_jax.exec.runtime.status import status
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.exec.runtime.submission import Isolation, Submission, bytes_of, refuse_incomplete_job, refuse_unfit_state
@@ -73,7 +74,11 @@ class Runtime:
     """A device, or several, and the jobs there. Use it in a `with` block: the end of the block waits until all jobs have ended.
 
     Args:
-        budget: the device memory for all jobs together: bytes, or a size such as `"8GiB"`.
+        budget: the device memory for all jobs together: bytes, a size such as `"8GiB"`, or a share such as `"60%"` of the sum of
+            the peaks that the submitted jobs have under plain `jax.jit`, which is compiled for that. The budget grows with each
+            job that is submitted, and a job that ends still counts. A job is planned when the peaks of all jobs are known that
+            were submitted before it, for the budget of that moment; `status().budget_of` says what it is of. To have one budget
+            from the beginning, add up `tensile_jax.jit(step, donate_argnums=0).jit_peak_bytes(state, batch)` of all jobs.
         host_budget: the pinned host memory for tensors that are swapped out and for parked states, for each device: bytes, or a
             size. None: what is free for the process now, less a reserve, as for `tensile_jax.jit`.
         device: a `jax.Device`; by default the first of `jax.devices()`.
@@ -106,7 +111,9 @@ class Runtime:
         self._folder = None if checkpoints is None else Path(checkpoints).absolute()
         if look not in ("sampled", "always"):
             raise ValueError(f'look must be "sampled" or "always", got {look!r}.')
-        budget_bytes = bytes_of("budget", budget)
+        asked = parse_budget(budget)
+        share = None if asked.share is None else ShareOfPeaks(asked.share)
+        budget_bytes = asked.resolve(0) if share is None else share.budget_bytes
         free = free_host_memory(self._devices) if host_budget is None else None
         host_bytes = float("inf") if free is None else free.resolve(0)
         if host_budget is not None:
@@ -115,7 +122,8 @@ class Runtime:
         post, applied = _weakly(self)
         self._dispatcher = Dispatcher(State(budget_bytes, host_bytes, depth), post, applied, look_always=look == "always")
         self._store = Store(self._dispatcher.now)
-        self._planner = JobPlanner(self._store, self._dispatcher, post, self._profile, Compiler(self._device))
+        self._planner = JobPlanner(self._store, self._dispatcher, post, self._profile, Compiler(self._device), share)
+        self._results = Results(self._store, self._dispatcher, self._transfer)
         self._saver = Saver(self._store, post)
         self._jobs: dict[JobId, Job] = {}
         self._dispatcher.start()
@@ -277,7 +285,7 @@ class Runtime:
             done=asked.first,
         )  # fmt: skip
         stored = StoredJob(asked, actor, feed, checkpoints, lock, life)
-        job = Job(stored, self._store, self._dispatcher, partial(self._wish, stored))
+        job = Job(stored, self._store, self._dispatcher, self._results, partial(self._wish, stored))
         feed.start(held=True)  # whatever can fail is done before the state is taken from the user
         try:
             actor.own()
@@ -311,7 +319,7 @@ class Runtime:
     def status(self) -> Status:
         """A snapshot of the runtime and of all its jobs."""
         with self._store.changed:
-            return status(self._store, self._dispatcher)
+            return status(self._store, self._dispatcher, self._planner.share)
 
     def record(self) -> Record:
         """When each launch and copy ran, and how many bytes were on the device, from the beginning until now."""
@@ -352,8 +360,11 @@ class Runtime:
             del self._store.jobs[one.number], self._jobs[one.number]
 
     def set_budget(self, budget: int | str) -> None:
-        """Change the budget of all jobs together. A lower budget is applied once the iterations under way have ended."""
-        self._dispatcher.tell(BudgetRequested(bytes_of("budget", budget)))
+        """Change the budget of all jobs together, to bytes or a size. A budget that was a share no longer grows then.
+
+        A lower budget is applied once the iterations under way have ended.
+        """
+        self._planner.set_budget(bytes_of("budget", budget))
 
     def stop(self) -> None:
         """Cancel every job: each ends after its iteration, with a checkpoint if it makes checkpoints."""
@@ -457,6 +468,7 @@ class Runtime:
                 job.feed.stop()
                 job.actor.close()
                 job.drop_first_batch()
+                self._planner.forget_closed()
             case messages.ReleaseFolder():
                 if job.lock is not None:
                     job.lock.release()

@@ -9,15 +9,16 @@ from itertools import islice
 from tensile_jax.exec.controller.state import StatePlace
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job_measurements import JobMeasurements
+from tensile_jax.exec.runtime.share_of_peaks import ShareOfPeaks
 from tensile_jax.exec.runtime.store import Store, StoredJob
-from tensile_jax.runtime_records import JobReport, JobStatus, LaneName, Status
+from tensile_jax.runtime_records import NO_LIMIT, JobReport, JobStatus, LaneName, Status
 
 _RECENT_US = 3e6  # the shares of time in which the link is busy are those of this last interval
 _MOST_SPANS = 2000
 
 
-def status(store: Store, dispatcher: Dispatcher) -> Status:
-    """The status of the runtime and of all its jobs."""
+def status(store: Store, dispatcher: Dispatcher, share: ShareOfPeaks | None) -> Status:
+    """The status of the runtime and of all its jobs. `share` is what the budget is made of, if it is no number of bytes."""
     state, now = dispatcher.state, dispatcher.now()
     jobs = tuple(job_status(job, dispatcher) for job in store.jobs.values())
     busy: dict[LaneName, float] = {"out": 0.0, "into": 0.0, "compute": 0.0}
@@ -30,13 +31,14 @@ def status(store: Store, dispatcher: Dispatcher) -> Status:
     return Status(
         time_s=now / 1e6,
         budget_bytes=state.budget_bytes,
-        host_budget_bytes=int(min(state.host_budget_bytes, 2**62)),
+        host_budget_bytes=int(min(state.host_budget_bytes, NO_LIMIT)),
         device_bytes=state.held_bytes,
         peak_bytes=dispatcher.peak_bytes,
         host_bytes=sum(job.host_bytes for job in jobs),
         out_share=min(1.0, busy["out"] / window),
         into_share=min(1.0, busy["into"] / window),
         jobs=jobs,
+        budget_of="" if share is None else str(share),
     )
 
 
@@ -87,6 +89,7 @@ def job_report(job: StoredJob, dispatcher: Dispatcher) -> JobReport:
         predicted_peak_bytes=plan.peak_bytes,
         step_us=statistics.median(measured.step_us.copy()) if measured.step_us else None,
         predicted_step_us=plan.step_us,
+        predicted_jit_step_us=job.in_use.jit_step_us,
         swapped_bytes=now.swapped_bytes,
         stall_us=now.stall_us,
         passive_swap_ins=passive_swap_ins,

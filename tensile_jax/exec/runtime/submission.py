@@ -77,8 +77,8 @@ def bytes_of(argument: str, value: Any) -> int:
     budget = parse_budget(value)
     if budget.nbytes is None:
         raise ValueError(
-            f"{argument}={value!r} is a share of one step's peak, and several jobs have several. Give bytes, or a size such as "
-            '"8GiB".'
+            f'{argument}={value!r} is a share. Give bytes, or a size such as "8GiB". The peak of a job under plain jit, of which '
+            "you may take a share, is tensile.jit(step, donate_argnums=0).jit_peak_bytes(state, batch)."
         )
     return budget.nbytes
 

@@ -8,9 +8,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from tensile_jax.budget import Budget
+from tensile_jax.cli.jobs_file import DeviceTable, JobEntry, JobsFile
 from tensile_jax.cli.main import main
 from tensile_jax.cli.run.control import serving
-from tensile_jax.runtime_records import Status
+from tensile_jax.cli.run.folder import RunConfig, RunFolder
+from tensile_jax.cli.run.report import JobOutcome, JobsOutcome
+from tensile_jax.runtime_records import NO_LIMIT, EventName, JobEvent, Status
 from tests.cli.fake_run import GIB, STATUS, FakeRun
 
 
@@ -124,3 +128,52 @@ def test_without_a_run_every_command_says_so(arguments: list[str], tmp_path: Pat
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert f"no run is alive in {tmp_path}" in refused.stderr
     assert tensile(arguments[0], tmp_path / "nowhere", *arguments[1:]).exit_code == 2
+
+
+def _ended_folder(folder: Path, *, killed: bool) -> Path:
+    """The folder of a run of two jobs: one finished, the other did one step of ten."""
+    entries = tuple(JobEntry(f"jobs.toml, line {i}: jobs[{i}]", name, "mlp", None, {}, 10) for i, name in enumerate("ab"))
+    jobs = JobsFile("jobs.toml", DeviceTable(Budget(4 * GIB, None), None, None), entries)
+    run = RunFolder.create(folder)
+    run.write_config(RunConfig(jobs, 4 * GIB))
+    run.write_versions(device_kind="cpu")
+    events: tuple[tuple[str, EventName, int], ...] = (
+        ("a", "submitted", 0),
+        ("b", "submitted", 0),
+        ("b", "step", 1),
+        ("a", "finished", 10),
+    )
+    for job, kind, step in events:
+        run.write_event(JobEvent(float(step), kind, job, step, values={"loss": 0.5} if kind == "step" else {}))
+    if not killed:
+        outcomes = (
+            JobOutcome("a", "mlp", None, "finished", "", 10, 10, 2.0, 1.0, GIB, GIB, None, 9.0, None, None, None, None),
+            JobOutcome("b", "mlp", None, "failed", "no batch", 10, 1, 0.5, 0.5, GIB, GIB, None, 3.0, None, None, None, None),
+        )
+        run.write_outcome(JobsOutcome("elsewhere", "cpu", False, 4 * GIB, None, 2 * GIB, 9.0, (), outcomes))
+    return folder
+
+
+def test_the_status_of_a_run_that_has_ended_is_its_final_table_and_how_to_go_on(tmp_path: Path) -> None:
+    folder = _ended_folder(tmp_path / "a run", killed=False)
+    shown = tensile("status", folder)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines()[0] == "The run has ended: 1 finished, 1 failed."
+    assert f"Not all jobs have finished; go on with: tensile run --resume '{folder}'" in shown.stdout.splitlines()
+    assert "Together: 2 GiB at most of 4 GiB (50.0% of the budget), 9.0 s" in shown.stdout
+    assert tensile("status", folder, "ghost").exit_code == 2
+    assert "1 job on cpu" in tensile("status", folder, "a").stdout
+    found = msgspec.json.decode(tensile("status", folder, "--json").stdout, type=Status)
+    assert [(job.name, job.state, job.step) for job in found.jobs] == [("a", "finished", 10), ("b", "failed", 1)]
+    assert (found.peak_bytes, found.host_budget_bytes, found.device_bytes) == (2 * GIB, NO_LIMIT, 0)
+
+
+def test_the_status_of_a_run_that_was_killed_is_made_from_its_events(tmp_path: Path) -> None:
+    folder = _ended_folder(tmp_path / "run", killed=True)
+    shown = tensile("status", folder)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "The run was killed, or could not write how it ended: 1 finished, 1 cancelled."
+    assert "b cancelled: cut off with the run" in lines
+    assert f"Not all jobs have finished; go on with: tensile run --resume {folder}" in lines
+    assert "the peak is not known" in shown.stdout

@@ -29,9 +29,9 @@ args = {batch_size = 32}
 start_after = "mlp:2"
 """
 
-JOB = JobOutcome("digits", "cnn", None, "finished", "", 9, 9, 2.5, 0.1, 90, 90, 200, 3.0, 0.98)
+JOB = JobOutcome("digits", "cnn", None, "finished", "", 9, 9, 2.5, 0.1, 90, 90, 200, 3.0, 2e5, 1e5, 9e4, 0.98)
 KEPT = SideBySide(
-    (PlainJob("digits", 200, 1.0, 2.0, 2.5001, 0.1, 0.98),),
+    (PlainJob("digits", 200, 1.0, 2.0, 1e5, 2.5001, 0.1, 0.98),),
     JobsOutcome("runs/demo", "cpu", False, 100, None, 100, 3.0, (), (JOB,)),
 )
 
@@ -48,6 +48,10 @@ def test_the_demo_sets_jobs_at_once_beside_plain_jit_one_after_another(tmp_path:
     small = click.Command("small", callback=lambda: run_demo(read_jobs_file(tmp_path / "small.toml"), folder, least_accuracy={}))
     done = CliRunner().invoke(small, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
+    heads = [part.strip() for part in done.stdout.splitlines()[2].replace("┃", "|").split("|")]
+    rows = [line.split("│") for line in done.stdout.splitlines() if line.split("│")[2:3] in ([" plain jit "], [" together  "])]
+    step = heads.index("step")
+    assert [bool(row[step].strip()) for row in rows] == [True] * 4 + [False] * 2  # of each job, in both ways; not of the sums
     for text in ("late", "plain jit", "together", "test", "The budget was kept."):
         assert text in done.stdout
     results = json.loads((folder / "results.json").read_text())

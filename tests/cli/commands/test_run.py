@@ -1,6 +1,7 @@
 """`tensile run` and `tensile plan` on small models."""
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def test_run_without_a_budget_prints_a_table(tmp_path: Path) -> None:
     assert done.exit_code == 0
     for text in ("mlp on ", "peak measured", "the step runs whole, as plain jit", "test accuracy", "tensile show"):
         assert text in done.stdout
+    step_time = next(line for line in done.stdout.splitlines() if "step time" in line)
+    assert re.search(r"\d m?u?s \(predicted: [\d.]+ m?u?s; plain jit: [\d.]+ m?u?s\)", step_time), step_time
     assert "training: 2/2 loss" in done.stderr
     assert Plan.load(tmp_path / "plan.json").whole
 

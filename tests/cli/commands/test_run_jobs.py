@@ -19,6 +19,7 @@ from tensile_jax.cli.run.control import ask_status
 from tensile_jax.cli.run.folder import read_events, read_record
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import JobStatus
+from tests.cli.chrome_trace import check_format, check_slices_nest
 
 _MADE_BY_HAND = """
 import numpy as np
@@ -90,6 +91,7 @@ def test_jobs_run_to_their_ends_and_leave_a_complete_folder(here: Path) -> None:
     assert 0 < outcome["peak_bytes"] <= outcome["budget_bytes"] == int(0.8 * sum(job["jit_peak_bytes"] for job in jobs))
     assert all(job["loss_last"] < job["loss_first"] and job["peak_bytes"] for job in jobs)
     assert jobs[0]["loss_last"] == jobs[1]["loss_last"]
+    assert all(min(job["step_us"], job["predicted_step_us"], job["predicted_jit_step_us"]) > 0 for job in jobs)
     folder = here / "run"
     assert json.loads((folder / "outcome.json").read_text()) == outcome
     for name in ("mlp-1", "mlp-2", "late"):
@@ -103,7 +105,16 @@ def test_jobs_run_to_their_ends_and_leave_a_complete_folder(here: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "versions.json", "events.jsonl", "trace.json", "record.json", "outcome.json"}
     assert "control.sock" not in names
+    trace = json.loads((folder / "trace.json").read_text())
+    check_format(trace)
+    check_slices_nest(trace)
+    assert {event["name"] for event in trace["traceEvents"] if event["ph"] == "C"} == {"device bytes", "measured bytes", "budget"}
     assert tensile("picture", folder, "-o", here / "memory.png").exit_code == 0
+    ended = tensile("status", folder)
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("The run has ended: 3 finished.\n3 jobs on cpu") and "go on with" not in ended.stdout
+    assert f"Run folder: {folder}\n" in ended.stdout
+    assert "mlp-1: a step took " in ended.stdout and "; plain jit: " in ended.stdout
     again = tensile("run", "--resume", folder)
     assert (again.exit_code, "all jobs of this run have finished" in again.stderr) == (2, True)
 
@@ -154,7 +165,7 @@ def test_without_an_output_the_folder_is_named_after_the_file_and_the_time(here:
         (["mlp", "--output", "x"], "--output is for a jobs file, and mlp is a model. Leave it out."),
         (["mlp", "--resume", "."], "--resume is for a jobs file, and mlp is a model. Leave it out."),
         (["jobs.toml", "--resume", "."], "--resume=. and a model or a file of jobs exclude each other"),
-        (["--resume", "."], "--resume=.: config.json cannot be read: No such file or directory."),
+        (["--resume", "."], "config.json cannot be read: No such file or directory."),
         ([], "there is nothing to run. Name a model or a file of jobs"),
         (
             ["alexnet"],
@@ -262,7 +273,10 @@ def test_a_run_is_controlled_from_outside_interrupted_and_resumed(here: Path) ->
         "config.json", "versions.json", "plans", "events.jsonl", "jobs", "checkpoints", "outcome.json", "record.json",
         "trace.json",
     }  # fmt: skip
-    assert tensile("status", run).exit_code == 2
+    ended = tensile("status", run)
+    assert ended.exit_code == 0 and ended.stdout.startswith("The run was interrupted: 4 cancelled.\n")
+    assert f"Interrupted; go on with: tensile run --resume {run}\n" in ended.stdout
+    assert tensile("status", run, "b").stdout.count("cancelled") == 2
 
     steps = lower_steps(run)
     resumed = tensile("run", "--resume", run, "--json")
@@ -298,6 +312,9 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoints(here: Path) -> 
     wait_until(run, lambda jobs: (run / "checkpoints" / "a" / "100").is_dir() and jobs["b"].step > 3)
     process.kill()
     process.communicate(timeout=60)
+    ended = tensile("status", run)
+    assert ended.exit_code == 0 and "The run was killed, or could not write how it ended: 4 cancelled.\n" in ended.stdout
+    assert f"Not all jobs have finished; go on with: tensile run --resume {run}\n" in ended.stdout
     steps = lower_steps(run)
     resumed = tensile("run", "--resume", run, "--json")
     assert resumed.exit_code == 0, resumed.stderr
@@ -305,3 +322,13 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoints(here: Path) -> 
     submitted = {event.job: event.step for event in read_events(run) if event.kind == "submitted"}
     assert (submitted["a"] >= 100, submitted["a"] % 50, submitted["b"]) == (True, 0, 0)
     assert {job["loss_last"] for job in json.loads(resumed.stdout)["jobs"]} == {(1.0 + 8 * (steps - 1)) ** 2}
+
+
+def test_each_mistake_of_a_jobs_file_has_a_line_of_its_own(here: Path) -> None:
+    file = write(here, '[device]\nbudget = "1GiB"\n[[jobs]]\nmodel = "mlpp"\nstpes = 4\n')
+    refused = tensile("run", file)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"Error: {file}, line ")
+    assert [line.rsplit(" Known", 1)[0].rsplit(".", 1)[-1] for line in refused.stderr.splitlines()] == [
+        " Did you mean mlp?", " Did you mean steps?",
+    ]  # fmt: skip

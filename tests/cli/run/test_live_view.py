@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tensile_jax.cli.run.live_view import LiveView, StatusView, status_line
-from tensile_jax.runtime_records import JobEvent, Status
+from tensile_jax.runtime_records import NO_LIMIT, JobEvent, Status
 from tests.cli.records import MIB, STATUS
 
 STARTED = JobEvent(1.0, "started", "gpt", 0)
@@ -99,6 +99,11 @@ def test_figures_that_are_not_numbers_are_shown_all_the_same() -> None:
     assert "nan" in [line for line in lines(Console(width=80), status) if line.startswith("resnet")][0]
 
 
+def test_host_memory_without_a_limit_is_not_said_to_be_of_one() -> None:
+    shown = lines(_Ascii(width=80), dataclasses.replace(STATUS, host_budget_bytes=NO_LIMIT))
+    assert shown[2] == "host    " + "." * 34 + "  300 MiB, no limit"
+
+
 def test_a_device_above_its_budget_has_a_full_bar() -> None:
     over = dataclasses.replace(STATUS, device_bytes=2400 * MIB, peak_bytes=2400 * MIB)
     assert lines(_Ascii(width=80), over)[1].startswith("device  " + "#" * 33 + "|  2.344 GiB of 1.172 GiB")
@@ -160,6 +165,9 @@ def test_a_terminal_shows_the_table_and_keeps_how_jobs_ended() -> None:
     assert "started after" not in text.getvalue()
     assert "12.3 s, 3 jobs" in text.getvalue()
     assert text.getvalue().count("\x1b[?25h") == 1  # the cursor is shown again
+    *_, end = text.getvalue().split("cnn[red]")
+    drawn = len(lines(Console(width=80, height=24), STATUS))
+    assert end.count("\x1b[1A\x1b[2K") == drawn  # each line of the view is removed, since the final table follows
 
 
 def test_a_terminal_keeps_the_last_status_beside_what_is_wrong() -> None:

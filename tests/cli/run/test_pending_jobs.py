@@ -47,7 +47,7 @@ def test_jobs_are_due_by_the_clock_or_by_how_far_another_is() -> None:
         ("queued", "starts after step 3 of now"), ("queued", "starts after now"),
     ]  # fmt: skip
     assert (due(0.0), pending.next_start_s()) == (["now"], 5.0)
-    assert pending.state_of("now") == ("preparing", "is being made")
+    assert pending.state_of("now") == ("preparing", "making its state and batches")
     progress["now"].step = 3
     assert (due(4.0), due(5.0), pending.next_start_s()) == (["third"], ["later"], None)
     progress["now"].state = "failed"

@@ -1,29 +1,11 @@
 """A record as Chrome trace events."""
 
-import json
 import random
 
 from tensile_jax.cli.run.trace import trace_events
 from tensile_jax.runtime_records import LaneName, Level, Record, Span
+from tests.cli.chrome_trace import check_format
 from tests.cli.records import MIB, RECORD
-
-
-def check_format(trace: dict) -> None:
-    """The rules of the Chrome trace format that viewers rely on."""
-    events = json.loads(json.dumps(trace, allow_nan=False))["traceEvents"]
-    assert [e["ts"] for e in events] == sorted(e["ts"] for e in events)
-    tracks = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    processes = {e["pid"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
-    for event in events:
-        assert event["ph"] in "MXC"
-        assert isinstance(event["name"], str)
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
-        assert event["pid"] in processes
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-            assert (event["pid"], event["tid"]) in tracks
-        if event["ph"] == "C":
-            assert event["args"] and all(type(value) in (int, float) for value in event["args"].values())
 
 
 def of(trace: dict, ph: str, name: str | None = None) -> list[dict]:

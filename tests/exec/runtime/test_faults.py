@@ -592,7 +592,6 @@ def test_a_step_that_is_no_function_and_batches_that_are_none_are_refused(runtim
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"budget": "10%"}, "budget='10%' is a share"),
         ({"budget": 0}, "budget"),
         ({"host_budget": "lots"}, "budget"),
         ({"look": "never"}, 'look must be "sampled" or "always"'),

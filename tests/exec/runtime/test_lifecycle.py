@@ -82,6 +82,10 @@ def test_each_phase_of_preparing_is_reported_once_and_the_note_says_how_far_it_i
         Report("preparing", 0, "tracing"), Report("preparing", 0, "planning"), Report("preparing", 0, "compiling 12 segments"),
     ]  # fmt: skip
     assert (life.state, life.shown_note) == ("preparing", "compiling 3 of 12 segments")
+    assert say(NEW, Submitted(""))[0].shown_note == "drawing its first batch"
+    assert (
+        say(NEW, Submitted(""), BatchReady(0), Preparing("waiting to be planned", 0, 1))[0].shown_note == "waiting to be planned"
+    )
     life = say(life, Planned(PLAN, "", {}))[0]
     assert life.shown_note == ""
     assert say(life, Preparing("planning", 0, 1)) == (life, [])  # a running job is planned again
