@@ -1,7 +1,7 @@
-"""Defines the errors of the command line: each error is printed as one line and has an exit code.
+"""Defines the errors of the command line: how each error is printed, and its exit code. Most are printed as one line.
 
     Refusal        2  an option, a file or a step is wrong; of a jobs file, a line for each mistake
-    BudgetRefused  3  no plan keeps the budget
+    BudgetRefused  3  no plan keeps the budget: in lines, what needs it and what to do
     Failure        1  what was typed is right, but the command failed
 
 All exit codes are listed in `cli/__init__.py`. A warning of this package is printed as one line, too.
@@ -48,6 +48,11 @@ def _line_of(message: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in line)
 
 
+def _lines_of(message: str) -> str:
+    """The message with its lines and their indentation, with unprintable characters escaped."""
+    return "\n".join(line[: len(line) - len(line.lstrip(" "))] + _line_of(line) for line in message.splitlines())
+
+
 class Refusal(_OneLine):
     """An option, an argument or a named file is wrong. Exit code 2."""
 
@@ -65,13 +70,16 @@ class JobsFileRefused(Refusal):
     """A jobs file has mistakes; the message has a line for each. Exit code 2."""
 
     def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, "\n".join(map(_line_of, message.splitlines())))
+        click.ClickException.__init__(self, _lines_of(message))
 
 
 class BudgetRefused(Refusal):
-    """No plan keeps the budget; the message names the smallest that works. Exit code 3."""
+    """No plan keeps the budget; the message names the smallest that works, and keeps its lines. Exit code 3."""
 
     exit_code = 3
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, _lines_of(message))
 
 
 class Failure(_OneLine):

@@ -73,6 +73,7 @@ def test_a_plan_must_be_fast_enough() -> None:
 def test_what_cannot_be_found_is_said() -> None:
     too_small = asked("--budget", "10KB")
     assert too_small.exit_code == 3 and "the smallest that works" in too_small.stderr
+    assert "\nWhat needs it:\n    " in too_small.stderr and "\nWhat to do:\n    Give a budget of " in too_small.stderr
     share = asked("--budget", "60%")
     assert share.exit_code == 2 and "every batch has its own peak" in share.stderr
     typed = asked("--budget", "1GiB", "--batch-size", "8")
