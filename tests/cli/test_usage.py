@@ -59,7 +59,9 @@ def test_a_file_that_cannot_be_read_is_refused_by_its_name(here: Path, kind: str
     assert f"{kind}.json" in refused_in_one_line(tensile("show", f"{kind}.json"))
     assert f"{kind}.json" in refused_in_one_line(tensile("run", "mlp", "--plan", f"{kind}.json"))
     for command in ("run", "plan"):
-        assert f"{kind}.toml" in refused_in_one_line(tensile(command, f"{kind}.toml"))
+        refused = tensile(command, f"{kind}.toml")
+        assert (refused.exit_code, refused.stdout) == (2, "") and refused.stderr.startswith("Error: ")
+        assert all(f"{kind}.toml" in line for line in refused.stderr.splitlines())
     (here / "jobs.toml").write_text(f'[device]\nbudget = 1\ndevice_profile = "{kind}.toml"\n[[jobs]]\nmodel = "mlp"\nsteps = 1\n')
     assert f"{kind}.toml" in refused_in_one_line(tensile("plan", "jobs.toml"))
 

@@ -80,7 +80,7 @@ def test_the_search_begins_at_lower_prices_where_the_others_keep_more_than_the_l
     assert len(fitting) <= 1
 
 
-@pytest.mark.parametrize("part", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize("part", [0.9, 0.7, 0.6])
 def test_the_search_begins_with_the_most_that_can_be_kept_without_a_repair(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_STARTS", (search.Start(4.0),))  # which keeps every layer's result
     step = StepModel(training_graph(24), PROFILE, state_may_stay_out=False, host_limit=0)
