@@ -10,7 +10,7 @@ import pytest
 
 from tensile_jax.plan import CompiledSizes, Goal, Planned, Planner
 from tensile_jax.plan.update import Copied, Pace, Tracked, choose_again, corrections_from
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Plan, unranged
 from tests.builders import PROFILE, training_graph
 
 NOTHING = CompiledSizes()
