@@ -90,7 +90,7 @@ class Program:
 
     `avals[v]` is the abstract value of variable `v`, strongly typed. `used[i]` says whether input i counts as used. `taken[i]`
     says whether input i is donated and an output takes over its memory, and `crossed` are the pairs (input, output) of which one
-    is in host memory and the other is not (`reading/donation.py`). `weak` are the outputs that are returned weakly typed.
+    is in host memory and the other is not (`reading/donated_inputs.py`). `weak` are the outputs that are returned weakly typed.
     `opened` is the number of loops and conditionals in whose place iterations, shorter loops or branches stand. The program was
     flattened from `made_from`.
     """

@@ -85,7 +85,7 @@ class TracedStep:
     def refuse_crossed_donations(self) -> None:
         """Raises TraceError if an argument is donated in one memory and `jax.jit` gives its memory to a result in the other one.
 
-        Such a step ends the process (`reading/donation.py`).
+        Such a step ends the process (`reading/donated_inputs.py`).
         """
         for i, o in self.program.crossed:
             given, result = (self.graph.tensors[t] for t in (self.graph.inputs[i], self.graph.outputs[o]))

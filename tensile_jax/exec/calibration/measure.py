@@ -26,7 +26,7 @@ from jax import lax
 
 from tensile_jax.device_profiles import shipped_profile
 from tensile_jax.device_profiles.calibrations import Sample
-from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.transfer import Device, Transfer
 from tensile_jax.plan.analysis.fusion import find_fusion
 from tensile_jax.plan.analysis.latency import fused_latencies

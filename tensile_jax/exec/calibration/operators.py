@@ -22,7 +22,7 @@ import numpy as np
 
 from tensile_jax.device_profiles.calibrations import OperatorSample
 from tensile_jax.exec.calibration.random_layers import random_layer
-from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.transfer import Device
 from tensile_jax.trace import Equation, Nested, Program
 from tensile_jax.trace.cost.features import features_of

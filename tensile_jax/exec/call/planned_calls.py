@@ -35,7 +35,6 @@ from tensile_jax.exec.call.cache_hint import CACHE_HINT
 from tensile_jax.exec.call.device_memory import free_memory
 from tensile_jax.exec.call.devices import Placement, is_committed, named_devices, on_mesh, placement_of
 from tensile_jax.exec.call.donated_before import Donations, explain_deleted
-from tensile_jax.exec.call.donation import refuse_unusable
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.host_memory import free_host_memory
 from tensile_jax.exec.call.options import CheckedOptions, JitOptions
@@ -44,12 +43,13 @@ from tensile_jax.exec.call.plan_folder import PlanFolder
 from tensile_jax.exec.call.report import Report, report_of
 from tensile_jax.exec.call.results import ResultPlacer
 from tensile_jax.exec.call.signature import Call, Signature, SignatureReader, debugs_numbers
+from tensile_jax.exec.call.unusable_arguments import refuse_unusable
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import CompiledPlan, Options, Step, package_version, step_of
 from tensile_jax.exec.fitting.common_plan import digest_of, planned_for_all
 from tensile_jax.exec.fitting.forms import fit_fastest, fit_for_less, form_of, predict_fastest
 from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
-from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.processes.agreement import agreement_of, compare, writes_files
 from tensile_jax.exec.running.executor import Observation
 from tensile_jax.exec.running.runner import Runner

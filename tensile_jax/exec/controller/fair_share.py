@@ -1,6 +1,6 @@
 """Decides by fair shares which job begins the next iteration, and which jobs are parked to make room for that iteration.
 
-A job is *parked* while its whole state is in host memory. A job's weight says which share of the device it is to have.
+A job is *parked* while its whole state is in host memory. A job's weight is its share of the device, relative to the other jobs'.
 
     virtual time of a job   the job's compute time divided by its weight, or the clock if that is later
     clock                   the least virtual time of all jobs that contended for the device (see below) when an iteration last

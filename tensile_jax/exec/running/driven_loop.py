@@ -25,7 +25,7 @@ from tensile_jax.errors import OutOfMemory
 from tensile_jax.exec.compiling.compiler import Compiler, Executable, Sizes
 from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.compiling.step import CompiledPlan, ForLess, bytes_beside
-from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.running.executor import Observation
 from tensile_jax.exec.running.runner import Runner
 from tensile_jax.exec.transfer import Transfer, on_host

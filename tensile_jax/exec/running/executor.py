@@ -31,7 +31,7 @@ from typing import Any
 import jax
 
 from tensile_jax.errors import OutOfMemory
-from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.running.instructions import (
     FinishSwapIn,
     FinishSwapOut,

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from tensile_jax.exec.out_of_memory import is_out_of_memory
+from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.store import Store, StoredJob
 from tensile_jax.exec.transfer import Transfer, nbytes_on_a_device, on_host

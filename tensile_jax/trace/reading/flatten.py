@@ -45,7 +45,7 @@ from jax.extend.core import Literal, primitives
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import array_type, in_host_memory, is_extended, is_weak, shape_of, strong
 from tensile_jax.trace.program import Atom, Equation, Immediate, Nested, Program
-from tensile_jax.trace.reading.donation import taken_inputs
+from tensile_jax.trace.reading.donated_inputs import taken_inputs
 from tensile_jax.trace.reading.jaxprs import (
     closed,
     converts_nothing,

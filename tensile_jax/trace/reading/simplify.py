@@ -1,4 +1,5 @@
-"""Simplifies a program: removes repeated and dead equations, and copies to host memory that `jax.checkpoint` added.
+"""Simplifies a program: removes equations that are repeated or dead, and removes the copies to host memory that
+`jax.checkpoint` added.
 
 The planner decides by itself what to recompute and what to copy. No simplification changes a bit of the results.
 """

@@ -1,7 +1,7 @@
 """Defines the *treatments*: what can be done with a loop or a conditional of a step.
 
     Whole    the loop or conditional stays one operator
-    Opened   the iterations of a loop take its place, or all branches of a conditional
+    Opened   the iterations of the loop, or all branches of the conditional, take its place
     Split    several shorter loops take its place
     Driven   the loop stays one operator, and each iteration runs under a plan of the loop's body
 
