@@ -1,7 +1,6 @@
 """Pages in a real browser, without a network: they open quickly, say nothing on the console, and search, pin and sort work."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,10 +39,8 @@ class Opened:
         self.page = context.new_page()
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        began = time.perf_counter()
         self.page.goto(file.as_uri())
         self.page.wait_for_selector("body[data-ready]")
-        self.seconds = time.perf_counter() - began
 
 
 @pytest.fixture
