@@ -20,7 +20,7 @@ IN_LINE = "waiting to be planned"
 """The phase of a job that was traced, while other jobs are planned."""
 _COMPILING = "compiling "
 
-_FIRST_CALL = 4.5
+_FIRST_CALL = 3.4
 """Times plain jit's compilation: about how long a first call takes after it (the median of `make bench-workloads`). It only
 decides what is shown while nothing better is known."""
 
