@@ -37,8 +37,8 @@ def test_what_plain_jit_took_to_compile_says_how_long_the_call_will_take() -> No
     call = BEGUN.told("compiling plain jit", 0, 1, 101.0).told("compiling plain jit", 0, 1, 105.0)
     call = call.told("compiling plain jit", 1, 1, 111.0).told("planning", 0, 3, 111.0)
     assert call.plain_jit_s == 10.0
-    assert call.left_s(115.0) == 30.0
-    assert call.text(115.0) == "train_step: planning 1 of about 3, 15 s so far, about 30 s more"
+    assert call.left_s(115.0) == 19.0
+    assert call.text(115.0) == "train_step: planning 1 of about 3, 15 s so far, about 19 s more"
     assert call.text(400.0) == "train_step: planning 1 of about 3, 5 min so far"
 
 
