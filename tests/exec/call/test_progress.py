@@ -1,5 +1,6 @@
 """A first call says what it does, on a terminal and to a user's function, and Ctrl-C ends it."""
 
+import gc
 import os
 import signal
 import sys
@@ -32,8 +33,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_handler() -> Iterator[None]:
+    """Python's own handler, and nothing that Python calls during a garbage collection: it ignores a `KeyboardInterrupt` there."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    callbacks, gc.callbacks[:] = list(gc.callbacks), []
     yield
+    gc.callbacks[:] = callbacks
     signal.signal(signal.SIGINT, before)
 
 
