@@ -30,7 +30,7 @@ lint: $(VENV)/.installed ## ruff, pyright, import-linter
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed ## the documentation as a site, in site/
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller bench-dispatch bench-predictor bench-renewal ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
