@@ -1,7 +1,7 @@
 """Writes, finds, restores and removes the checkpoints of one job in a folder.
 
     folder/
-      tensile.json                      marks the folder as one of a job's checkpoints
+      tensile.json                      says that the folder holds the checkpoints of a job
       tensile.lock                      says which run uses the folder now (`folder_lock.py`)
       120/                              the state after step 120 (for the files in it see `format.py`)
       120-1/                            the same step, saved once more; the higher number counts
@@ -9,11 +9,12 @@
       .tensile-removing-60-PID/         the process PID is removing it
 
 A checkpoint is written under another name, and renamed when all of it is on the disk. So neither a crash nor a full disk damages
-an existing checkpoint. Before a checkpoint is read, its files are compared with their checksums.
+an existing checkpoint. Before a checkpoint is read, its files are compared with the checksums that were saved with them.
 
-The folder belongs to the user. Only files of checkpoints are ever removed, and only if the checkpoint can be read. A checkpoint
-stays until the user removes it if it is damaged, or if a later version has written it. A file or folder of the user stays, even
-if its name is a number. If a checkpoint's folder contains a file of the user, that checkpoint stays as well.
+The folder belongs to the user. Only two things are ever removed: checkpoints that are complete and no longer needed, and what
+interrupted writes and removals have left. A checkpoint that is damaged, or that a later version has written, stays until the user
+removes it. So does a checkpoint whose folder contains a file of the user, and any other file or folder of the user, even if its
+name is a number.
 """
 
 import operator

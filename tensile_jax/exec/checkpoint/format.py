@@ -3,7 +3,8 @@
     folder of a job          tensile.json    `Mark`: says that tensile_jax keeps checkpoints here
     folder of a checkpoint   tensile.json    `Mark`: is written first; a folder without it is never touched
                              state/          an ordinary orbax checkpoint of the user's pytree (`orbax_state.py`)
-                             manifest.json   `SignedManifest`: is written last; has the SHA-256 of every file in `state`
+                             manifest.json   `SignedManifest`: is written last; describes the leaves of the pytree, and has the
+                                             SHA-256 of every file in `state`
 
 A checkpoint is written into a folder with another name. The folder is renamed when all of it is on the disk. Later formats will
 keep the form of the mark, so every version of tensile_jax can recognise a checkpoint of a later version. The checksums detect

@@ -8,9 +8,10 @@
     key      typed PRNG keys, of which the words are stored; `text` names their generator; they come back in pinned host memory
     others   a Python scalar, whose exact value is `text`
 
-`describe` returns the descriptions of the leaves, and `to_host` their numbers as NumPy arrays. `from_host` makes leaves from
-both. None of these functions brings anything into the device's memory. `None` is not a leaf but part of the structure. A small
-program on the CPU makes the weakly typed arrays.
+`describe` returns a description of every leaf of a pytree, `to_host` the numbers of one leaf as a NumPy array, and `from_host`
+the leaf that a description and numbers stand for. NumPy has no weak types. So `as_weakly_typed` runs a small JAX program on the
+CPU, whose result has these numbers and is weakly typed. No function of this module puts anything into device memory. As in JAX, a
+`None` in a pytree is not a leaf, so it has no description.
 """
 
 import struct

@@ -1,19 +1,20 @@
 """Writes a state as an ordinary orbax checkpoint, and reads it back bit for bit. Orbax can restore it without tensile_jax.
 
-The checkpoint has the structure of the user's pytree, as orbax sees it. Most leaves are stored unchanged. The others, and some
-whole states, are stored in another form:
+The checkpoint has the structure of the user's pytree, as orbax sees it. NumPy arrays, PRNG keys, and Python's `bool`, `int` and
+`float` are stored as they are, except in these cases, in which something else is stored:
 
-    array in a device's memory   a NumPy array, so that the checkpoint names no device
+    `jax.Array` of numbers       a NumPy array, so that the checkpoint names no device
     NumPy scalar                 an array without dimensions
     Python complex number        an array without dimensions
     Python int beyond 64 bits    a string
-    uint4 and the like           an array of bytes, one for each number, since tensorstore has no such dtype
+    uint4 and the like           an array of bytes, one for each number: tensorstore, which orbax writes with, has no such dtype
     empty array                  None, since orbax refuses empty arrays
     state without any leaf       {"state": None}, since orbax refuses it
     state with ambiguous names   a list of its leaves: orbax gives {"a.b": x, "a": {"b": y}} one name, "a.b", for x and for y
 
-The manifest holds the descriptions of the leaves (`leaves.py`), which say what each leaf was. Importing this module imports
-orbax, which takes about a second. So `format.py` imports this module only when a checkpoint is written or read.
+A description of each leaf (`leaves.py`) says what the leaf was before. `format.py` writes these descriptions into the manifest, a
+JSON file beside the orbax checkpoint. Importing this module imports orbax, which takes about a second. So `format.py` imports
+this module only when a checkpoint is written or read.
 """
 
 import asyncio
