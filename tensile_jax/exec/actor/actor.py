@@ -1,19 +1,20 @@
-"""Defines the protocol `Actor`: an object that holds one job's state and compiled plan, and carries out the plan's moves.
+"""Defines the protocol `Actor`: an object that holds one job's state and compiled plan, and carries out the job's iterations.
 
-An actor does what the paper's Executor and Swap Executor do for a job (TENSILE section III-D). There are two kinds of actors:
+There are two kinds of actors. They do what the paper's Executor and Swap Executor do for a job (TENSILE section III-D):
 
     LocalActor     runs the job in this process (`local_actor.py`)
     IsolatedActor  starts a process for the job, in which a LocalActor runs it (`exec/child_process/isolated_actor.py`)
 
-Moves are the parts of an iteration, such as a launch or a wait for copies (`plan_memory.py`). The controller decides which job
-does what next. It groups consecutive moves into a *run*, and asks for one run per call (`issue`). Such a call never waits for the
-device. If there is something to wait for, the call returns a function that waits; otherwise the call returns None. The dispatcher
-calls that function in another thread. On a CPU, a launch would itself block. There, a call for a run with launches carries out
-nothing: the function that it returns carries out the moves.
+An iteration is a sequence of *moves*: its begin, launches, starts of copies, waits for copies, and its end (`plan_memory.py`).
+The controller (`exec/controller/machine.py`) decides which job does what next. It groups consecutive moves into a *run*. The
+dispatcher (`exec/runtime/dispatcher.py`) calls `issue` once for each run. Such a call never waits for the device. If there is
+something to wait for, the call returns a function that waits; otherwise the call returns None. The dispatcher calls that function
+in another thread. On a CPU, a launch would itself block. There, a call for a run with launches carries out nothing: the function
+that it returns carries out the moves.
 
-The calls come in the order below, where `(...)*` is repeated. Another plan may be made at any time. It may be put to use while
-the state is on the host. Questions about plans and their answers are plain data (`plans.py`), so they can be sent to another
-process.
+The calls come in the order below, where `(...)*` is repeated. A job is *parked* while its state is in host memory. `plan` may be
+called again at any time, and `use` whenever the job is parked. Requests for plans and their answers are plain data (`plans.py`),
+so they can be sent to another process.
 
     own -> trace -> plan -> use -> (unpark -> (begin -> issue ... -> take_metrics)* -> park -> state)* -> free_device_arrays ->
     close

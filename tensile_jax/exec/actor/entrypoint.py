@@ -1,4 +1,4 @@
-"""Defines `Entrypoint`, which names the function that makes a job. So the job can be made in the process in which it will run.
+"""Defines `Entrypoint`: names the function that makes a job, so that the process in which the job will run can make it.
 
 An `Entrypoint` names the function by a `target`:
 

@@ -1,6 +1,6 @@
-"""Defines the values `NO_STATE` and `NO_BATCH`, which stand for "there is no state" and "there is no batch".
+"""Defines the values `NO_STATE` and `NO_BATCH`, which stand for "there is no state" and "there is no batch" of a job.
 
-`None` cannot stand for these, since a user may give `None` as a state or a batch.
+`None` cannot stand for these, since it is a pytree: a user may give `None` as a state or a batch.
 """
 
 from enum import Enum

@@ -9,16 +9,17 @@ The moves of an iteration are the plan's instructions (`plan/result/instructions
     FinishSwapOut  removes the tensors, once their copies to the host have ended
     StartSwapIn    adds the tensors, from the moment the copies are issued
     FinishSwapIn   changes nothing: it waits until copies to the device have ended
-    Launch         needs the segment's footprint (`Segment.device_bytes`); then adds its outputs and removes what it frees
+    Launch         needs what is on the device while the segment runs (`Segment.device_bytes`: tensors and XLA's temporary
+                   memory); then adds the segment's outputs and removes what it frees
     Free           removes arguments that were donated to the step
     end            leaves the state for the next iteration, and the metrics
 
 Tensors that the step itself keeps in host memory count as host memory all the time.
 
 The metrics of the previous iteration may not have been read yet. So their bytes always count, read or not: during the next
-iteration, between iterations, and while the job is parked (while its whole state is in host memory). The constants of a plan with
-segments always count, too. A step that runs whole has one launch between `begin` and `end`. That launch needs plain jit's peak,
-plus the arguments that nothing reads: plain jit leaves them out of its peak.
+iteration, between iterations, and while the job is *parked* (while its whole state is in host memory). The constants of a plan
+with segments always count, too. A step that runs whole, as one executable, has one launch between `begin` and `end`. That launch
+needs plain jit's peak, plus the arguments that nothing reads: plain jit leaves them out of its peak.
 
 The job's bytes in host memory are the larger of two numbers: those of the plan (`plan/result/memory_curve.py`), and those of the
 parked state.

@@ -1,8 +1,10 @@
 """Defines the requests for plans that a runtime sends to an actor, the object that runs one job, and the actor's answers. Both
 are frozen values that can be sent to any process.
 
-    PlanRequest ::= PlanWithin | OffloadState | RenewPlan      which plan of the job's step to make
-    PlanSummary                                                a plan that was made, with what others need to know of it
+    PlanWithin     asks for a plan that keeps given limits of memory
+    OffloadState   asks for the segments of an earlier plan, with some of the state in host memory between its uses
+    RenewPlan      asks for a new plan, from what was measured while an earlier plan ran
+    PlanSummary    the answer to each of them: a plan that was made, with what others need to know of it
 
 The compiled plan itself stays with the actor. The summary has an id, by which the actor finds the compiled plan. Sizes are in
 bytes.
