@@ -9,7 +9,8 @@ code may take memory later. If the device then runs out of memory, the step is p
 The margin is for fragmentation: enough bytes may be free, while no free block is large enough. The margin is an assumption, not a
 measurement.
 
-The allocator of some devices, such as a CPU, reports no limit. For such a device the result is None: no limit.
+The allocator of some devices, such as a CPU, reports no limit. For such a device the result is None, which means that there is no
+limit.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Remembers which arrays were donated to which call, so that the error of their next use can say so.
+"""Remembers which arrays were donated to earlier calls, so that an error about the use of such an array can name that call.
 
-JAX's error for an array that is used after it was donated names no array and no call. A function that donates keeps weak
-references to the arrays of its first call and of its latest ones. They hold no memory, and cost about 0.02 ms a call for 300
-arrays.
+JAX's own error for an array that is used after it was donated names neither the array nor the call. So a function that donates
+arguments keeps weak references to the donated arrays of its first call and of its latest ones. Weak references keep no array in
+memory. They cost about 0.02 ms a call for 300 arrays.
 """
 
 import weakref

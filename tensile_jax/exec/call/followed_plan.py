@@ -1,8 +1,8 @@
 """Replaces the plan of a running step when measured times have drifted from the plan's predictions (TENSILE section IV-E).
 
-`plan/update.py` decides which iterations are measured, and when a new plan is due. This module then makes the plan in a thread,
-which leaves most of the work to another process (`exec/fitting/renewal.py`). The first call after the plan is complete runs under
-that plan.
+`plan/update.py` decides which iterations are measured, and when a new plan is due. This module then makes the new plan in a
+thread. The thread leaves most of the work to another process (`exec/fitting/renewal.py`). The first call after the new plan is
+complete runs under that new plan.
 
 If making a plan fails, training goes on under the plan in use. The next call warns, and no further plan is made.
 """

@@ -8,12 +8,12 @@
          + bytes of the step's own arguments in host memory
 
 A plan counts the step's arguments in host memory, so their bytes are added. Processes of one step that run on one machine share
-what the machine has. All figures are read when the step is planned. The result is rounded down to four binary digits. A
-difference of a few megabytes then does not lead to another plan.
+what the machine has. All figures are read when the step is planned. The result is rounded down to four binary digits. So a
+difference of a few megabytes does not lead to another plan.
 
 The room is a share left free for later allocations, of this process and others, and for fragmentation of the pool. On a CPU,
-device memory lies in the same memory, but is not subtracted here. Where nothing is known of host memory (on a system without
-/proc), the result is None: no limit. Sizes are in bytes.
+device memory lies in the same memory, but is not subtracted here. If nothing is known of host memory (on a system without /proc),
+the result is None, which means that there is no limit. Sizes are in bytes.
 """
 
 import os

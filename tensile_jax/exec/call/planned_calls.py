@@ -1,13 +1,13 @@
 """Runs the calls of one function under plans. The first call with a new signature (shapes, dtypes, static arguments and the like)
 finds a plan for that signature.
 
+A plan usually cuts the step into *segments*, parts that are compiled as one executable each, and a call runs them one after
+another. Plain `jax.jit` runs three kinds of calls instead: calls inside another transformation, calls under `jax.disable_jit`,
+and calls whose plan leaves the step whole, as one executable.
+
 JAX traces a function again even if its arguments differ from earlier ones only in weak types or in being committed to a device.
 If the new traced step equals an earlier one, the new step takes over the plan of the earlier step. Any traced step reuses earlier
 executables of equal code.
-
-Plain `jax.jit` runs three kinds of calls: calls inside another transformation, calls under `jax.disable_jit`, and calls whose
-plan runs the whole step as one executable. For every other call, the plan's *segments*, which are executables of parts of the
-step, run one after another.
 
 If a step runs on devices of several processes, each process calls the step, and one process plans for all
 (`exec/processes/agreement.py`). Some iterations are *watched*: they are measured. In watched iterations, the processes also tell
@@ -94,11 +94,15 @@ class _Traced:
 class PlannedStep:
     """The function for one signature of its calls, with a plan that can run.
 
-    `place` gives results the sharding that `jax.jit` gives them under the plan in use. When the device has run out of memory, the
-    runner takes a plan that needs less, and when latencies have drifted, a renewed one (`followed_plan.py`). `donated` are the
-    positions and the names of the arguments whose memory the step takes over. `unwatched` is when
-    the latest call began, if that was not watched, and `paces_us` are the times from such a call to the next one, of the latest
-    ones under the plan in use.
+    Attributes:
+        runner: runs the plan in use. Another plan takes its place when the device has run out of memory, or when latencies have
+            drifted.
+        place: gives the results of the plan in use the sharding that `jax.jit` gives them.
+        donated: the positions and the names of the arguments whose memory the step takes over.
+        followed: decides when latencies have drifted, and makes the next plan; None if the plan is not followed.
+        unwatched: when the latest call began, in seconds; None if that call was watched, which means that it was measured.
+        paces_us: the times from the begin of a call that was not watched to the begin of the next call, for the latest such calls
+            under the plan in use.
     """
 
     traced: _Traced

@@ -1,9 +1,8 @@
 """Refuses a call with deleted arguments, or with donated arguments that share memory with others, before any segment runs.
 
-XLA checks the arguments of an executable before it runs that executable. In a step that is cut into segments (parts with
-executables of their own), XLA would find a deleted or shared argument only in the middle of the iteration. By then, part of the
-donated state would be deleted. This module therefore looks for the same faults before the iteration begins. `trace/step.py` reads
-which arguments are donated.
+A *segment* is a part of the step that is compiled as one executable. XLA checks the arguments of each executable just before it
+runs that executable. So XLA would find a deleted or shared argument only in the middle of the iteration, when part of the donated
+state is deleted already. This module looks for the same faults before the iteration begins.
 """
 
 from collections.abc import Sequence
