@@ -1,10 +1,12 @@
 """Makes and compiles plans of one step under one budget, and collects what compiling shows about the step.
 
-    Fitting(step, budget, knowledge)    plans and compiles choices of the planner; `knowledge` grows with each
-    find_plan.py                        decides which choices are compiled
+    Fitting(step, budget, known)    turns choices of the planner into plans, and compiles them; `known` grows with each
+    find_plan.py                    decides which choices are compiled
 
-The planner estimates what *segments*, the executables of a plan, need. Once XLA has compiled a segment, XLA's figures replace the
-estimate. All sizes are bytes on each device. If several processes report different sizes, the largest counts.
+A *choice* says where the step is cut into segments, and when each tensor is on the device. A *segment* is a stretch of operators
+that is compiled as one executable. The planner estimates the memory that a segment needs beside its inputs and outputs. Once XLA
+has compiled the segment, XLA's figure replaces the estimate. All sizes are bytes on each device. If several processes report
+different sizes, the largest counts.
 """
 
 import time

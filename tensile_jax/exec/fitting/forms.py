@@ -1,13 +1,13 @@
-"""Chooses the form in which a step is planned: the step as it is, or another form with the same results.
+"""Chooses the *form* in which a step is planned: the step as it is, or a variant that computes the same results.
 
     rewritten            by the rewrites that cost nothing, and by at most one other (`trace/rewrites/registry.py`)
-    with driven loops    long loops run under plans of their own (`exec/running/driven_loop.py`)
+    with driven loops    each iteration of a long loop runs under a plan of the loop's body (`exec/running/driven_loop.py`)
 
-Only the policy `auto`, this project's own planner, has other forms. Rewrites that cost nothing are done wherever they can be
-done. Another form is chosen if it is predicted to be faster, or if no plan keeps the budget without it. The user may ask for the
-least memory within a slowdown. In that case, only the rewrites that cost nothing are done, since each other form would have to be
-planned many times. Jobs of a `Runtime`, which share a device, have no driven loops: otherwise one job could hold up the others
-for a whole training.
+A form is chosen if it is predicted to be faster than the step as it is, or if no plan keeps the budget without it. Rewrites that
+cost nothing are done wherever they can be done. There are three restrictions. Only the policy `auto`, this project's own planner,
+has other forms than the step as it is. If the user asks for the least memory within a slowdown, only the rewrites that cost
+nothing are done, since every other form would have to be planned many times. Jobs of a `Runtime`, which share a device, have no
+driven loops: otherwise one job could hold up the others for a whole training.
 """
 
 import time

@@ -1,9 +1,10 @@
 """Chooses how the next program of a step is made, from the peaks of the programs that were compiled before.
 
-A plan is made for a limit of memory and compiled as one program, in a form (what crosses the boundaries of segments,
-`program_code.py`). XLA orders a program's operators as it likes. On several devices, XLA also collects operands and sums
-gradients, in buffers that the planner cannot predict. So the program's peak differs from the plan's. The next program depends on
-the peak:
+A *program* is one executable that contains several segments of a plan, with a barrier at each boundary between them. XLA orders a
+program's operators as it likes. On several devices, XLA also collects operands and sums gradients, in buffers that the planner
+cannot predict. So the program's peak differs from the plan's. Two things can be changed for the next program: the limit of memory
+for which the plan is made, and the *form*, which says which tensors cross the barriers (`program_code.py`). They depend on the
+peak of the program before:
 
     above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
                             limit falls by another half of the excess. On several devices, the next program then has the form

@@ -1,7 +1,7 @@
 """Plans in a separate process, at the lowest priority, while a step goes on training in this process.
 
 Planning is pure Python and takes seconds. A thread that plans would hold Python's global interpreter lock, and training would
-wait.
+wait. So the arguments of `choose_again` (`plan/update.py`) are sent to the planning process, which sends back the new choice:
 
     this process --pickled arguments of `choose_again`--> planning process --pickled `Renewal`, or a text about the failure-->
 

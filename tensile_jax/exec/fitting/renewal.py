@@ -1,10 +1,11 @@
 """Makes the next plan of a running step, from what was measured while the present plan ran (TENSILE section IV-E).
 
-    measured latencies -> corrected latencies -> a choice (planned in a process of its own) -> its segments compiled -> new plan
+    measured latencies -> corrected predictions -> a choice of segments and copies -> its segments compiled -> the next plan
 
-`plan/update.py` decides when a new plan is due, and what it chooses. Segments that the present plan also has are not compiled
-again. The new plan has the same budget. If compiling shows that the new plan exceeds the budget, the step is planned again. After
-some attempts the present plan stays.
+The choice is made in a process of its own (`planning_process.py`), so that training goes on meanwhile. `plan/update.py` decides
+when a new plan is due, and what is chosen. Segments that the present plan also has are not compiled again. The new plan has the
+same budget. If compiling shows that the new plan exceeds the budget, the step is planned again with a larger margin. After some
+attempts the segments and copies of the present plan stay.
 """
 
 from dataclasses import replace

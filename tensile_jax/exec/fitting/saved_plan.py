@@ -1,12 +1,14 @@
 """Prepares a saved plan to run: compiles its segments, corrects its sizes, and plans the step again if the budget is exceeded.
 
-The sizes in a saved plan may be estimates, since `tensile plan` compiles nothing. They may also come from another machine. So the
-segments are compiled here, and XLA's figures for their workspaces replace those in the file. If the plan then needs more than the
-budget, the step is planned again within the budget, by the policy (the planning method) that made the saved plan. Segments that
-are compiled already are not compiled again.
+A *segment* is a stretch of operators that is compiled as one executable; its *workspace* is the memory that it needs beside
+inputs and outputs. The sizes in a saved plan may be estimates, since `tensile plan` compiles nothing. They may also come from
+another machine. So the segments are compiled here, and XLA's figures for their workspaces replace those in the file. If the plan
+then needs more than the budget, the step is planned again within the budget, by the policy (the planning method) that made the
+saved plan. Segments that are compiled already are not compiled again.
 
-A saved plan is never trusted: before anything is compiled, the plan is checked by replaying it on the step's graph, as every plan
-is.
+A saved plan is never trusted. Before anything is compiled, the plan is checked, as every plan is: the check steps through its
+launches and copies, and refuses the plan if a tensor is missing where it is needed, or if the plan needs more memory than it
+states (`plan/result/check.py`).
 """
 
 from collections.abc import Collection, Sequence
