@@ -1,8 +1,9 @@
 """Compiles a step as plain `jax.jit` does, as one executable: to know its peak, or to run it.
 
-A *form* of a step is a variant with the same results (`exec/fitting/forms.py`). All forms share one executable and one peak. If
-the budget is a share of the peak, the step hardly ever runs as one executable. So the peak is read from an executable that is
-compiled only for its sizes (`compiler.py`), unless an executable that can run already exists.
+A step can be planned in several *forms*, which are variants with the same results (`exec/fitting/forms.py`). All of them share
+this executable and this peak, which are those of the user's own step. If the budget is a share of the peak, the step hardly ever
+runs as one executable. So the peak is read from an executable that is compiled only for its sizes (`compiler.py`), unless an
+executable that can run already exists.
 """
 
 import threading

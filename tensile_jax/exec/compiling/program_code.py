@@ -1,5 +1,5 @@
-"""Emits the segments of a plan, which are stretches of operators, as one function, which becomes one executable and needs one
-launch.
+"""Emits several segments of a plan, which are stretches of operators, as one function. The function becomes one executable, a
+*program*, and needs one launch.
 
     segment 0 | barrier | segment 1 | barrier | ...
 
@@ -8,16 +8,17 @@ the operator's values cross. So XLA neither undoes a recomputation nor begins it
 and overlap operators. Which values cross the barriers is the program's *form*:
 
     live      all tensors that are needed later
-    inputs    the inputs of the segment
-    lag       the inputs of the segment and what the segment before it has made; but gradients, new state and results cross
-              one boundary later, and arguments of the step one boundary earlier
+    inputs    the inputs of the segment after the barrier
+    lag       the same, and what the segment before the barrier has made; but gradients, new state and results cross one boundary
+              later, and arguments of the step one boundary earlier
 
-With `lag`, devices have the time of one more segment for two exchanges, while kernels run. They sum gradients (an all-reduce or a
-reduce-scatter), and they collect the divided parameters of the next segment (an all-gather). But XLA may also compute a gradient
-one segment later. The operands of that gradient then stay in memory longer.
+The form `lag` is for several devices. They exchange data twice: they sum gradients (an all-reduce or a reduce-scatter), and they
+collect the parameters of the next segment, which are divided among devices (an all-gather). With `lag`, each exchange can overlap
+with the kernels of one more segment. But XLA may also compute a gradient one segment later. The operands of that gradient then
+stay in memory longer.
 
-No form is the best for every step, and only XLA's compiler shows the peak. `next_program.py` looks at that peak and decides what
-is compiled next.
+No form is the best for every step, and only XLA's compiler shows the peak. `exec/fitting/next_program.py` looks at that peak and
+decides what is compiled next.
 
 If a tensor is copied to the host and back within the program, the copies are calls of `jax.device_put`. XLA for GPUs makes them
 asynchronous. Other copies, of state for instance, lie between two programs (`plan/result/joined.py`): XLA would read an argument

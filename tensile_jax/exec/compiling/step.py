@@ -1,8 +1,8 @@
 """Defines two immutable classes: `Step`, a step at one set of shapes, ready to be planned, and `CompiledPlan`, its compiled plan.
 
-    Step -- `find_plan.py`, under a budget --> CompiledPlan -- `runner.py` --> iterations
+    Step -- `exec/fitting/find_plan.py`, under a budget --> CompiledPlan -- `exec/running/runner.py` --> iterations
 
-Planning and compiling show sizes and peaks of a step. These figures are kept in the step's `Knowledge` (`knowledge.py`).
+The sizes and peaks that planning and compiling show of a step are kept in its `Knowledge` (`exec/fitting/knowledge.py`).
 """
 
 import hashlib
