@@ -3,8 +3,8 @@
     1. every process gives the number of its bytes; all of them then know the largest
     2. every process gives its bytes, padded to a power of two that holds the largest
 
-Public JAX has such exchanges (`jax.experimental.multihost_utils`), but only for all processes of a job. A mesh may cover fewer
-processes.
+JAX has public functions for such exchanges (`jax.experimental.multihost_utils`), but all processes of `jax.distributed` must call
+them. The mesh of a step may cover fewer processes.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,8 @@
     process that plans    plans, orders, compiles, takes the largest size that any process reports, and plans again if need be
     other processes       compile what is ordered, and report their sizes, until they are ordered to run a plan
 
-`common_plan.py` gives the orders in one process, and follows them in the others.
+The process that plans gives an order wherever it compiles something (`exec/fitting/fitting.py`, `exec/compiling/plain_jit.py`).
+The other processes follow the orders in `exec/fitting/common_plan.py`.
 """
 
 import msgspec
