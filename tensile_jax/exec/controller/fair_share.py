@@ -1,6 +1,7 @@
 """Decides by fair shares which job begins the next iteration, and which jobs are parked to make room for that iteration.
 
-A job is *parked* while its whole state is in host memory. A job's weight is its share of the device, relative to the other jobs'.
+A job is *parked* while its whole state is in host memory. A job's *weight* is its priority: a job with twice the weight gets
+twice the time on the device.
 
     virtual time of a job   the job's compute time divided by its weight, or the clock if that is later
     clock                   the least virtual time of all jobs that contended for the device (see below) when an iteration last
@@ -13,8 +14,8 @@ continues from the clock, so it does not catch up on the time that it missed. A 
 device. The difference is `COPY_TIMES` times what copying its state would take. So copies of states take a small part of the time.
 
 Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
-the order of their turns. An iteration may begin if the state is still *safe* afterwards: all iterations under way can be finished
-(`ledger.py`).
+the order of their turns. An iteration may begin only if the controller's state is still *safe* afterwards: all iterations under
+way can be finished while the other jobs keep the memory that they hold (`ledger.py`).
 
 A job *contends* for the device if its iteration is under way or could begin now. While a contending job waits for memory, other
 jobs that need less memory can begin iterations: they overtake it. At most `MOST_OVERTAKINGS` iterations may do so. Overtakings

@@ -1,6 +1,8 @@
 """Counts the device memory that all jobs hold, and answers what fits. A ledger lasts while the controller handles one event.
 
-A *run* is a sequence of moves of one iteration that are issued at once. A job is *parked* while its state is in host memory.
+A *move* is a part of an iteration, such as a launch or a wait for copies. A *run* is a sequence of moves of one iteration that
+are issued at once. A job is *parked* while its state is in host memory, and *idle* while its state is on the device between two
+iterations.
 
     held       the bytes that all jobs hold now, by their memory profiles (`plan/multi_job/memory_profile.py`)
     transient  the most bytes that any run in flight needs beyond what its job holds after that run
