@@ -1,10 +1,10 @@
 """Holds what the dispatcher, which begins and ends iterations, knows of one job: its plan, its iterations, and measurements.
 
-Each job has one `Follower` (`plan/update.py`). The follower says which iterations are watched, which means that they are
-measured. It learns from the latencies of their segments, and says when a new plan is due.
+Each job has one `Follower` (`plan/update.py`). The follower says which iterations are *watched*, which means that they are
+measured. It learns from the latencies of their segments (the executables of a plan), and says when a new plan is due.
 
-All of this changes only under the dispatcher's lock. Exceptions are `Iteration.launched`, which the launches' thread alone calls,
-and `JobMeasurements`.
+All of this changes only while the dispatcher's lock is held. There are two exceptions: the thread that carries out launches calls
+`Iteration.launched` without the lock, and `JobMeasurements` are read and changed by other threads.
 """
 
 from collections.abc import Callable

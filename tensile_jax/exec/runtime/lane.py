@@ -1,8 +1,9 @@
 """Defines a *lane*: one thread that calls functions one after another, in the order in which they were put into its queue.
 
 `Lane.put` costs the caller about 2 microseconds. `submit` on a `ThreadPoolExecutor` with one thread costs about 20, because it
-makes a future and takes locks. When the interpreter exits, a lane finishes the function that it is calling. So no thread is
-stopped in the middle of JAX.
+makes a future and takes locks. When the interpreter exits, a lane drops the functions that are still queued. The interpreter
+waits, for at most ten seconds, until the function that the lane is calling has returned. So no thread is stopped in the middle of
+JAX.
 """
 
 import atexit

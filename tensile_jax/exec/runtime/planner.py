@@ -3,10 +3,11 @@
 The paper calls this planner the Memory Scheduler. The planner does five things:
 
     - It makes the first plan of a new job.
-    - Whenever a new job comes that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps of all jobs
-      of this policy together. It then plans those jobs again whose swaps have changed.
+    - Whenever a new job comes that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps (copies to
+      the host and back) of all jobs of this policy together. It then plans those jobs again whose swaps have changed.
     - If the budget is lowered, it plans again for each job whose plan needs more memory.
-    - It plans again for a job whose latencies have drifted, if the user wants that (`plan/update.py`).
+    - It plans again for a job whose measured latencies have moved away from the predicted ones, if the user wants that
+      (`plan/update.py`).
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
       in host memory while other jobs run.
 

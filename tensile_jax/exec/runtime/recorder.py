@@ -1,8 +1,9 @@
 """Records when each run and copy was carried out, and how many bytes were on the device.
 
-The recorder's own memory is bounded, however long the jobs run:
+A *run* is a group of consecutive launches and other moves of one iteration. The recorder's own memory is bounded, however long
+the jobs run:
 
-    spans    the latest `_MOST` runs (groups of moves) and copies
+    spans    the latest `_MOST` runs and copies
     levels   the bytes on the device over the whole time. When there are `_MOST` levels, neighbours are merged in pairs, and the
              one with more bytes is kept. So half as many remain, and no peak is lost
 

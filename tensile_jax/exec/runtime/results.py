@@ -1,6 +1,7 @@
 """Brings the last state of a job that has ended to device memory, if it fits there beside the jobs that have not ended.
 
-    room = budget - sum of the planned peaks of these jobs - bytes of the results that were brought there before and are in use
+    room = budget - sum of the planned peaks of the jobs that have not ended
+                  - bytes of the results that were brought to device memory before and are still in use
 
 A job that has no plan yet may be planned for the whole budget. Beside such a job there is no room.
 """

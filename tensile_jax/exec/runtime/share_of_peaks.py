@@ -1,8 +1,9 @@
-"""Defines a runtime's budget that is a share of the sum of its jobs' peaks under plain jit.
+"""Defines a runtime's budget that is a share of the sum of its jobs' peaks under plain `jax.jit`.
 
     budget = share * sum of the plain-jit peaks of the jobs that were submitted, as far as they are known
 
-The sum grows with each job that is submitted, in the order of submission, and a job that ends still counts.
+A peak becomes known when the job's step is compiled with plain `jax.jit`. So the sum grows with each job, in the order of
+submission. A job that has ended still counts.
 """
 
 from dataclasses import dataclass, replace

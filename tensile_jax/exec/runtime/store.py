@@ -1,7 +1,8 @@
 """Defines the store of a runtime: one `StoredJob` for each job, the log of events, and the lock that protects both.
 
-The `Runtime` shares its store with the planner and the saver. A `StoredJob` changes only by its own methods. The planner calls
-those that concern tracing and plans. Every event in the life of a job goes to `StoredJob.handle`, which calls `lifecycle.step`.
+The `Runtime` shares its store with the planner and the saver (which writes checkpoints). A `StoredJob` changes only by its own
+methods. The planner calls those methods that concern tracing and plans. Every event in the life of a job goes to
+`StoredJob.handle`, which calls `lifecycle.step`.
 """
 
 import itertools
