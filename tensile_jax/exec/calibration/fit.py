@@ -1,7 +1,8 @@
 """Fits the networks of a latency model to the operators that were measured (TENSILE section IV-A).
 
-For every primitive with enough samples, several MLPs of four layers are fitted at once. They start from different weights, and
-predict the logarithm of latency / roofline. A large error counts by its size, not by its square, so a few outliers matter little.
+For every primitive with enough samples, several MLPs of four layers are fitted at once, from different initial weights. They
+predict the logarithm of latency / roofline. The *roofline* of an operator is the time that its operations and bytes take at the
+device's measured rates. A large error counts by its size, not by its square, so a few outliers matter little.
 """
 
 from collections.abc import Sequence

@@ -10,9 +10,9 @@
     beside      the same products while copies run in both directions
 
 Each stage has a share of the time limit. A measurement is repeated until that share is used up. The least time counts, because
-other work on the machine only adds to the time. On a GPU, work is issued several times before it is waited for. The rates of
-memory and of copies come from the differences between two sizes: extra bytes / extra time. So the constant cost on the host does
-not count. Times are in microseconds. If the device has no memory for a size, larger sizes are left out.
+other work on the machine only adds to the time. On a GPU, several pieces of work are issued before any of them is waited for. The
+rates of memory and of copies come from the differences between two sizes: extra bytes / extra time. So the constant cost on the
+host does not count. If the device has no memory for a size, larger sizes are left out. Times are in microseconds.
 """
 
 import time
