@@ -6,7 +6,7 @@ process only draws batches in advance. A method that starts something returns a 
 `exec/actor/actor.py`).
 
 Requests for plans and their answers are plain data (`exec/actor/plans.py`), which are sent unchanged. The compiled plans stay in
-the job's process. Snapshots of the state also stay there, until they are released.
+the job's process. So do snapshots, which are the job's state as it was between two iterations, until they are released.
 """
 
 import itertools
