@@ -1,7 +1,7 @@
 """Defines the errors of the command line: how each error is printed, and its exit code. Most are printed as one line.
 
-    Refusal        2  an option, a file or a step is wrong; of a jobs file, a line for each mistake
-    BudgetRefused  3  no plan keeps the budget: in lines, what needs it and what to do
+    Refusal        2  an option, a file or a step is wrong; for a jobs file, there is a line for each mistake
+    BudgetRefused  3  no plan keeps the budget; several lines say what needs the memory, and what to do
     Failure        1  what was typed is right, but the command failed
 
 All exit codes are listed in `cli/__init__.py`. A warning of this package is printed as one line, too.

@@ -1,7 +1,7 @@
 """Reads `jobs.toml`: several training jobs, and the budget of device memory that they share.
 
     [device]
-    budget = "50%"            # of the sum of the jobs' plain-jit peaks; or bytes, or "8GiB"
+    budget = "50%"            # of the sum of the jobs' peaks under plain `jax.jit`; or bytes, or "8GiB"
     host_budget = "64GiB"     # of pinned host memory; default: what is free when the run begins, less a reserve
 
     [defaults]                # values for jobs that leave a key out; every key of a job may be here, except `name`
@@ -25,7 +25,7 @@ All mistakes are reported at once, a line for each, which names the file, the li
 
     jobs.toml, line 7: jobs[1].stpes is not a key of a job. Did you mean steps? Known: args, checkpoint_every, ...
 
-A mistake that only follows from another one is not reported: that `steps` is missing, here.
+A mistake that only follows from another one is not reported. In this example, nothing says that `steps` is missing.
 
 `jobs[1]` is the second job, because jobs count from zero.
 """

@@ -1,4 +1,7 @@
-"""`tensile compare`: plans a model's step with every policy under many budgets, and writes tables, a JSON file and a picture."""
+"""`tensile compare`: plans a model's step with every policy under many budgets, and writes tables, a JSON file and a picture.
+
+A policy is a method of planning. `auto` is this project's own; the others are known methods to compare it with.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tensile memory`: says what a step needs on the device under plain `jax.jit`, and what holds the peak."""
+"""`tensile memory`: says how much device memory a step needs under plain `jax.jit`, and which tensors hold the peak."""
 
 from pathlib import Path
 

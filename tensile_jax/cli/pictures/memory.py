@@ -2,10 +2,10 @@
 # pyright: reportUnknownMemberType=false
 """Draws the device memory of one run over time: how much each job held, and when each job computed and copied.
 
-The controller of the runtime keeps a *ledger* of the bytes that each job holds. The upper part of the picture stacks these bytes.
-Dots are measured bytes. One line is the budget, and another the sum of the jobs' peaks under plain jit. The lower part has a lane
-for each job that computed, and one for each direction of the link between host and device. A lane is darker where it was busy for
-more of the time.
+While the jobs run, the runtime keeps a *ledger*: how many bytes each job holds, by its plan. The upper part of the picture stacks
+these bytes. Dots are measured bytes. One line is the budget, and another the sum of the jobs' peaks under plain `jax.jit`. The
+lower part has a lane for each job that computed, and one for each direction of the link between host and device. A lane is darker
+where it was busy for more of the time.
 
 A *level* (`runtime_records.Level`) is one entry of the ledger; the entry is valid until the next one. `pages/levels.py` reduces
 the levels of a long run.

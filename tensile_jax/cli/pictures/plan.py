@@ -1,6 +1,12 @@
 # matplotlib's own types leave much unknown.
 # pyright: reportUnknownMemberType=false
-"""Draws the device memory of a saved plan over the time of a step: what is on the device, by role, and the workspaces."""
+"""Draws the device memory of a saved plan over the time of a step: what is on the device while each part of the step runs.
+
+The step runs as *segments*, parts that are compiled as one executable each. While a segment runs, the device holds tensors and
+the segment's *workspace*, which is the memory that its executable needs beside inputs and outputs. The picture stacks the tensors
+by their *role* (parameters, optimizer state, activations, gradients and so on), and the workspace. Two lines show the budget and
+the peak under plain `jax.jit`.
+"""
 
 from collections import defaultdict
 from io import BytesIO

@@ -2,7 +2,8 @@
 # pyright: reportUnknownMemberType=false
 """Draws how a step's time grows with the memory that is saved: the default policy `auto` as a curve, others as points.
 
-MSR and EOR are the TENSILE paper's measures of saved memory and of extra time (`plan/comparison.py`).
+The axes are two measures of the TENSILE paper, both against a run without any schedule (`plan/comparison.py`): MSR is the share
+of the peak that is saved, and EOR is the time of a step, where 1 is the time without a schedule.
 """
 
 from io import BytesIO

@@ -1,7 +1,7 @@
 """Tells how a run of several jobs ended, from its run folder: `tensile status RUN` prints this when the run is not alive.
 
-A run that ended by itself, or by a signal, has written its outcome. A run that was killed has not. The outcome is then made from
-the events, of which a kill cuts off at most the last one.
+A run that ended by itself, or by a signal, has written its outcome. A run that was killed has written none. Its outcome is then
+made from the list of events in the folder, of which a kill cuts off at most the last one.
 """
 
 from collections import Counter

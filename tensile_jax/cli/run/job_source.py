@@ -1,7 +1,7 @@
 """Finds what a job of a jobs file trains: its model or entrypoint, its shapes, and its peak under plain `jax.jit`.
 
-This module trains nothing. A model states the shapes of its state and batch. An *entrypoint*, a user's function that makes a job,
-must be called to find the shapes; the arrays that it makes are then freed again.
+This module trains nothing. The shapes of a model's state and batch are known without making them. An *entrypoint*, a user's
+function that makes a job, must be called to find the shapes; the arrays that it makes are then freed again.
 """
 
 import inspect

@@ -1,7 +1,7 @@
-"""Plans all jobs of a jobs file for one budget, as the runtime would, without running anything.
+"""Plans all jobs of a jobs file for one budget, as a `Runtime` that runs them would, without running anything.
 
-Nothing is compiled, unless the budget is given as a share of plain jit's peaks. This module traces the jobs, and raises an error
-if no plan keeps the budget. `plan/multi_job/joint_plan.py` makes the plans.
+This module traces the jobs, and raises an error if no plan keeps the budget. Nothing is compiled, unless the budget is a share of
+the sum of the jobs' peaks under plain `jax.jit`. `plan/multi_job/joint_plan.py` makes the plans.
 """
 
 from collections.abc import Hashable, Sequence

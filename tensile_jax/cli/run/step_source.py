@@ -2,8 +2,8 @@
 
     MODULE:FUNCTION ::= a function that returns (step, args), or what `Entrypoint` takes: (step, state, batches), or a model
 
-A model's state is donated, and so is the state of (step, state, batches), as `tensile run` trains them. Of (step, args), what is
-donated that `jax.jit(step, donate_argnums=...)` says. Nothing runs but the user's function.
+A model and (step, state, batches) are taken as `tensile run` trains them, with the state donated. In (step, args), the user says
+what is donated: the step may be `jax.jit(function, donate_argnums=...)`. Only the user's function is called; no step runs.
 """
 
 from collections.abc import Callable, Iterable

@@ -6,9 +6,10 @@ Each event has a phase `ph`:
     "X"  a span, which begins at `ts` and lasts `dur`
     "C"  the values of a counter from `ts` on
 
-The trace has three processes. "jobs" has a track for each job, with the segments that ran. "link" has a track for each
-direction, with the copies. "memory" has counters. The counter "device bytes" has a series for each job; chrome://tracing stacks
-the series, and Perfetto shows them side by side. Times are in microseconds, as the format requires.
+The trace has three processes. "jobs" has a track for each job, with the segments (executables of its plan) that ran. "link" has a
+track for each direction between host and device, with the copies. "memory" has counters. The counter "device bytes" has a series
+for each job; chrome://tracing stacks the series, and Perfetto shows them side by side. Times are in microseconds, as the format
+requires.
 """
 
 from collections.abc import Iterable, Sequence
