@@ -1,6 +1,7 @@
 """Makes the page of a `Comparison`: the time of a step over the memory that is saved, for every policy, and a table of all plans.
 
-MSR, EOR and CBR are the TENSILE paper's (`plan/comparison.py`).
+A policy is a method of planning. The measures are those of the TENSILE paper (`plan/comparison.py`): MSR is the share of the peak
+that is saved, EOR the time of a step over its time without any schedule, and CBR = MSR / EOR.
 """
 
 from collections.abc import Iterator

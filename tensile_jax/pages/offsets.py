@@ -1,8 +1,8 @@
-"""Gives each tensor an offset in memory, so that tensors that live at the same time do not overlap: where a page draws it.
+"""Gives each tensor an offset in memory, so that a page can draw tensors that live at the same time without overlap.
 
-Tensors are placed in order of their size, the largest first, each at the lowest offset at which it fits between those that were
-placed before and live at the same time (greedy by size; Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-Inference", 2020, section 5.2). XLA's own offsets are not known. Sizes in bytes.
+Tensors are placed in order of their size, the largest first. Each tensor gets the lowest offset at which it fits between those
+tensors that were placed before and live at the same time (greedy by size; Pisarchyk and Lee, "Efficient Memory Management for
+Deep Neural Net Inference", 2020, section 5.2). XLA's own offsets are not known. Sizes are in bytes.
 """
 
 from collections.abc import Sequence

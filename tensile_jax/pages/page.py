@@ -1,8 +1,11 @@
 """Writes a page: one HTML file with a heading, figures, plots that share their horizontal axis, and a table that sorts.
 
-The file needs no network: the script of plotly, which draws, is in it. The page's own script (`page.js`) searches, pins, sorts
-and follows the browser's light or dark ground; the table has all that the plots show of single things, for those who do not see
-plots. Nothing that a user named can become markup: text is escaped, and so is the JSON in the page.
+The file needs no network, because it contains plotly's script, which draws the plots. The page's own script (`page.js`) searches
+and sorts the table, and follows the browser's light or dark theme. A click on a rectangle of a plot, or on a name in the table,
+*pins* its row: a card below the plots shows the values of the row until it is unpinned.
+
+For readers who cannot see the plots, the table lists the tensors, jobs or plans that the plots draw, with their values. No text
+that comes from a user can become markup: it is escaped, and so is the JSON in the page.
 """
 
 import json

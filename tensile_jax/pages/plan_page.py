@@ -1,7 +1,8 @@
 """Makes the page of a `Plan`: memory over the time of a step, the tensors on the device, and when segments and copies run.
 
-The areas are the tensors of each role that are on the device while a segment runs (`plan_residency.py`), and the segment's
-workspace. Times in milliseconds.
+A *segment* is a stretch of operators that is compiled as one executable. The areas of the first plot are what is on the device
+while each segment runs: the tensors, by their role (parameters, activations and so on; `plan_residency.py`), and the segment's
+workspace, which is the memory that its executable needs beside inputs and outputs. Times are in milliseconds.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Makes the page of a run of several jobs: how much each job held over time, and when each computed and copied.
 
-It shows what the picture of a run shows (`cli/pictures/memory.py`). Times in seconds since the run began.
+The page shows the same as the picture of a run (`cli/pictures/memory.py`). Times are in seconds since the run began.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Makes the traces of plotly from which the pages are drawn. A trace is a dictionary, as plotly's JSON has it.
 
-The colours are the seven of Okabe and Ito, which colour-blind people can tell apart, and grays. They are readable on light and on
-dark ground. All plots of a page share the horizontal axis; `row` is the number of the plot, from above.
+The colours are the seven of Okabe and Ito, which colour-blind people can tell apart, and grays. They are readable on a light and
+on a dark background. All plots of a page share the horizontal axis; `row` is the number of a plot, counted from above.
 """
 
 from collections.abc import Sequence
