@@ -1,4 +1,5 @@
-"""Says what a function needs on the device under plain `jax.jit`: what holds the peak, and from which line of the user's code.
+"""Says how much device memory a function needs under plain `jax.jit`: what holds the peak, and from which line of the user's
+code.
 
 report.py         the records of a report, their JSON, and the text for people
 lives.py          computes from a step's graph when each tensor is in memory, and what is there at the peak

@@ -1,8 +1,8 @@
 """Finds arguments whose memory a result could take over and does not, and arguments that nothing reads.
 
 `jax.jit` gives the memory of a donated argument to a result of the same shape and dtype (`trace/reading/donated_inputs.py` has
-its rule). State, an argument whose new value the step returns, can always be donated if its caller no longer needs it. Sizes in
-bytes.
+the exact rule). State, which is an argument whose new value the step returns, can always be donated if the caller no longer needs
+the old value. Sizes are in bytes.
 """
 
 from collections.abc import Sequence

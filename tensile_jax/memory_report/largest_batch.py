@@ -1,9 +1,9 @@
 """Finds the largest batch with which a step fits into a budget, with plain `jax.jit` and with a plan: `tensile_jax.max_batch`.
 
 Nothing is compiled or run: peaks and times are predictions. A larger batch needs more memory and, under a budget, gives fewer
-samples per second. So the search doubles the batch until it no longer fits, and then bisects, to 1/64 of the batch. Plain jit's
-peak is nearly a linear function of the batch, so the search for plain jit begins where the line through two batches meets the
-budget. Sizes are in bytes, times in microseconds.
+samples per second. So the search doubles the batch until it no longer fits or is too slow, and then bisects between the last two
+batches, to 1/64 of the batch. Plain jit's peak is nearly a linear function of the batch, so the search for plain jit begins where
+the line through two batches meets the budget. Sizes are in bytes, times in microseconds.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,19 +1,20 @@
 """Computes when each tensor is in device memory under plain `jax.jit`, and what is there when the predicted peak is reached.
 
-*Plain jit* runs a step as one executable. The rules are those by which the planner predicts the peak of an executable
-(`plan/search/segment_account.py`), here for each tensor by itself:
+*Plain jit* runs a step as one executable. The planner predicts the peak of an executable by the rules in
+`plan/search/cost/segment_account.py`. Here, the same rules are applied to each tensor by itself:
 
     argument    from the beginning to the end; if a new value takes over its memory, until that is made
     result      from the operator that makes it to the end
     temporary   from the operator that makes it to the last one that needs it, if XLA writes it to memory
-                (`plan/analysis/fusion.py`). A light operator whose results are not written runs where they are read, so its
-                inputs live until then
+                (`plan/analysis/fusion.py`). XLA fuses most light operators, such as additions, into the operators that read
+                their results. Then the results are not written, and the inputs live until the results are read
 
-    in use(q) = bytes of the tensors that live at operator q + workspace of q
+    in use(q) = bytes of the tensors that live at operator q + workspace of q (what the operator needs inside)
     peak      = the predicted peak of the executable (`plan/search/choice.py`), reached where `in use` is highest
 
-What the peak has beyond `in use` there is first in the buffers of results that are not written yet, and then packing
-(`report.py`). The order of operators is the planner's; XLA's own may differ. Sizes in bytes.
+The peak is usually more than `in use` at that operator. The first part of the difference is the buffers of results that are not
+written yet. The rest is called packing (`report.py`). The order of operators is the planner's; XLA's own may differ. Sizes are in
+bytes.
 """
 
 from collections.abc import Callable, Sequence
