@@ -1,8 +1,8 @@
 """Defines `Story`: the last events that a state machine has received. The errors of the state machine quote these events.
 
-Each of the three machines (`exec/controller/machine.py`, `exec/runtime/lifecycle.py`, `ray/scheduler.py`) keeps a story in its
-state. A story is for people only: two states that differ only in their stories are equal. A story keeps the names of events and
-their numbers and texts. It keeps no object of the user, so that the object's memory can be freed.
+Each of the package's three state machines (`exec/controller/machine.py`, `exec/runtime/lifecycle.py`, `ray/scheduler.py`) keeps a
+story in its state. A story is for people only: two states that differ only in their stories are equal. A story keeps the names of
+events and their numbers and texts. It keeps no object of the user, so that the object's memory can be freed.
 """
 
 from dataclasses import dataclass

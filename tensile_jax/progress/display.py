@@ -1,11 +1,11 @@
 """Shows all calls of this process that have taken three seconds or more, in one place.
 
     with DISPLAY.call("train_step", None):     the call, in the thread that makes it
-        DISPLAY.tell("planning", 0, 3)         what it is doing, told in the same thread
+        DISPLAY.tell("planning", 0, 3)         what the call is doing, told in the same thread
         ...                                    three seconds later there is a line, which the end of the block removes
 
-While there are calls, a thread redraws the line. What is told in a thread without a call is dropped. For instance, nobody waits
-for a plan that another thread makes during training, so that plan need not be shown.
+While there are calls, a thread redraws the line. What is told in a thread without such a block is dropped. For instance, a thread
+that plans during training has none, and nobody waits for its plan, so that plan is not shown.
 """
 
 import os
