@@ -185,14 +185,17 @@ def jit(
         max_slowdown: a limit on time, instead of a budget. The plan uses as little memory as possible, while its predicted time
             is at most `max_slowdown` times that of plain jit (`1.1`: ten per cent longer).
         policy: `"auto"` is the planner. For comparison: `"tensile"`, the paper's algorithms; its baselines `"vdnn"` and
-            `"capuchin"`; `"checkpoint"`, what `jax.checkpoint` of every block does; `"none"`, the same segments without events.
+            `"capuchin"`; `"checkpoint"`, what `jax.checkpoint` of every block does; `"none"`, segments without swaps and
+            recomputation.
         device_profile: name of a profile, or path of a TOML file. Default: the profile of the device of the arguments.
         state_memory: `"device"`: results are in device memory, as with `jax.jit`. `"any"`: state may be returned in pinned host
             memory, so that it can stay there between its uses; `tensile_jax.to_device` copies it to the device.
-        launch: `"segments"`: every segment of the plan is an executable of its own. `"program"`: all segments between two copies
-            of the host are one executable, with optimization barriers between them, as long as that keeps the budget; a plan that
-            copies no state is then one launch a step. `"auto"`: `"program"` on a GPU for a step without opened loops, and
-            `"segments"` elsewhere (XLA for CPUs drops the barriers, and so would keep few budgets).
+        launch: `"segments"`: every segment of the plan is an executable of its own. `"program"`: all segments between two
+            copies that the host starts are one executable, with optimization barriers between them, as long as that keeps the
+            budget; a plan that copies no state is then one launch a step. `"auto"`: `"program"` on several GPUs, and on one GPU
+            on which launches take much of a step, unless a loop of more than 8 iterations is opened or another policy than
+            `"auto"` plans; otherwise, and with `renew_above`, `"segments"` (XLA for CPUs drops the barriers, and so would keep few
+            budgets).
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
             none. None: where it is worth it; then a long loop may also be split into shorter ones

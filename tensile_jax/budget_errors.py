@@ -10,7 +10,7 @@ from tensile_jax.units import format_bytes
 
 
 class HostNeed(NamedTuple):
-    """Why a host budget of `limit_bytes` is a reason for a refusal: with `host_bytes`, the step needs but `device_bytes`.
+    """Why a host budget of `limit_bytes` is a reason for a refusal: with `host_bytes`, the step needs only `device_bytes`.
 
     `basis` says for people where the limit comes from; it is empty if the user gave it.
     """

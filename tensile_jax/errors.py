@@ -82,13 +82,14 @@ class JobsFileError(TensileError, ValueError):
 
 
 class InvalidPlan(TensileError):
-    """A plan that its replay refuses, which is an error of this project.
+    """A plan that the check of plans refuses, which is an error of this project.
 
-    The planner then takes its next plan and adds a note to it. If the replay refuses every plan, a `TensileError` says what to
-    do. If the replay refuses a saved plan, a `PlanFileError` is raised.
+    The check steps through the launches and copies of every plan before the plan is used (`plan/result/check.py`). If it refuses
+    a plan, the planner takes its next plan and adds a note to it. If it refuses every plan, a `TensileError` says what to do. If
+    it refuses a saved plan, a `PlanFileError` is raised.
 
     Attributes:
-        segment: index of the segment at which the replay stopped.
+        segment: index of the segment at which the check stopped.
         tensor: name of the tensor concerned, or the empty string.
     """
 

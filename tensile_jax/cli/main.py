@@ -1,4 +1,4 @@
-"""Defines `tensile`, the group of all commands, which turns every expected error into one line on stderr and an exit code."""
+"""Defines `tensile`, the group of all commands, which turns every expected error into a message on stderr and an exit code."""
 
 from typing import Any
 

@@ -55,7 +55,8 @@ class LargestBatch:
     Attributes:
         model: the name of the function.
         speed: the least samples per second of a plan, as a share of those of plain jit with its largest batch.
-        plain_batch_size: the largest batch whose plain `jax.jit` step fits; 0 if not even one of 1 does. Every speed then counts.
+        plain_batch_size: the largest batch whose plain `jax.jit` step fits; 0 if not even a batch of 1 fits. Then no
+            plan is refused because of its speed.
         batch_size: the largest batch of which a plan keeps the budget and is fast enough.
         reached_most: whether that is the largest that was asked for, so that larger ones may fit too.
         limited_by: why the next batch that was tried is too large, in a sentence.

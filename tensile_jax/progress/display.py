@@ -56,7 +56,7 @@ class Display:
     Args:
         now_s: the clock.
         screen: makes what calls are shown on, when there is one to be shown.
-        by_default: whether a call is shown of which the user has not said whether it shall be.
+        by_default: whether a call is shown if the user has neither asked for that nor refused it.
         looks: whether a thread looks at the clock; without it, `look` must be called.
     """
 

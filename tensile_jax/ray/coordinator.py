@@ -119,7 +119,7 @@ class Followed:
 
 
 class Coordinator:
-    """See above. Every method is called through Ray, and raises ValueError for a mistake of the caller."""
+    """The coordinator. Every method is called through Ray, and raises ValueError for a mistake of the caller."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -174,7 +174,7 @@ def _turn(record: JobRecord, clock_us: float) -> float:
 
 
 def park(ledger: Ledger, index: int) -> bool:
-    """Instruction the job's state to be copied to the host."""
+    """Give the instruction to copy the job's state to the host."""
     record = ledger.records[index]
     ledger.put(index, replace(record, place=_TO_HOST, busy=True))
     ledger.instructions.append(Park(record.job))

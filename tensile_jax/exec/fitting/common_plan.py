@@ -23,7 +23,9 @@ from tensile_jax.plan_format import Plan
 
 
 def planned_for_all(step: Step, make: Callable[[], CompiledPlan]) -> CompiledPlan:
-    """The plan that `make` makes in the process that plans, compiled in this process. Called in a session.
+    """The plan that `make` makes in the process that plans, compiled in this process.
+
+    All processes of the step call this at the same point, in a session (`exec/processes/agreement.py`).
 
     Args:
         step: the step in this process.

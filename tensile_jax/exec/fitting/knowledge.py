@@ -31,7 +31,9 @@ class Entry(NamedTuple):
 
 
 class Precedent(NamedTuple):
-    """The plan of a step with the same operators, made for other shapes, or before plain jit's peak was known.
+    """An earlier plan of a step with the same operators, which can be adapted to make a new plan without a search.
+
+    It was made for other shapes, or before plain jit's peak was known.
 
     Attributes:
         share: its limit over plain jit's peak.
@@ -53,7 +55,7 @@ class Knowledge:
     Attributes:
         measured: the workspaces that XLA has shown, and plain jit's peak, if plain jit was compiled.
         confirmed: the choices that were compiled, in the order of their budgets, which is also the order of their peaks.
-        floor_bytes: the smallest budget, as far as `measured` shows, where an earlier process has kept it.
+        floor_bytes: the smallest budget that works, as far as `measured` shows; None unless an earlier process has stored it.
         forms: the kinds of the forms of this step (`forms.py`) of which any plan is confirmed.
     """
 

@@ -35,7 +35,7 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     """The saved plan, compiled, under the lower of its own budget and `budget`.
 
     Raises:
-        PlanFileError: the plan is for another program, its replay refuses it, or its peak is above the budget.
+        PlanFileError: the plan is for another program, the check of plans refuses it, or its peak is above the budget.
         BudgetTooSmall: compiled here, the plan needs more than its budget, and no other plan keeps it.
     """
     refuse_saved(step, budget, plan)
@@ -124,7 +124,7 @@ def refuse_saved(step: Step, budget: Budget | None, plan: Plan) -> None:
     """Check that a saved plan is for this step and within the budget.
 
     Raises:
-        PlanFileError: it is for another program, its replay refuses it, or its peak is above the budget.
+        PlanFileError: it is for another program, the check of plans refuses it, or its peak is above the budget.
     """
     graph = step.graph
     if plan.fingerprint != graph.fingerprint:

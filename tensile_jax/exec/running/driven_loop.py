@@ -1,4 +1,4 @@
-"""Runs a driven loop: a long loop whose every iteration runs under a plan of the loop's body (`trace/plannable_loops.py`).
+"""Runs a driven loop: a long loop, each iteration of which runs under a plan of the loop's body (`trace/plannable_loops.py`).
 
 In the plan of the surrounding step, the loop is a *segment* (a part with its own executable) by itself. A `_DrivenLoop` takes the
 place of that segment's executable. Each iteration takes its elements from the stacked arrays and runs the plan of the body. It

@@ -26,7 +26,7 @@ _AGAIN_S = 0.2  # between two attempts to lock a folder
 
 
 class SharedFolder(SharedPlace):
-    """See above."""
+    """The `SharedPlace` in a folder that all nodes have at the same path."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

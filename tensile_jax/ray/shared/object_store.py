@@ -39,7 +39,7 @@ _AGAIN_S = 5.0  # after which the last checkpoint of a job is copied once more, 
 
 
 class ObjectStore(SharedPlace):
-    """See above.
+    """The `SharedPlace` under a URL.
 
     Raises:
         ValueError: fsspec does not know this kind of URL, or lacks a package for it.
