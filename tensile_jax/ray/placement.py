@@ -9,7 +9,7 @@ predicted slowdown is smallest, too:
 
     slowdown_j   = time_j / (step_us of job j, alone on the fastest kind of device)
     time_j       = step_us * total / weight_j * change
-    total        = the sum of the weights of job j and of all jobs that run on the device
+    total        = the sum of the weights (priorities) of job j and of all jobs that run on the device
     change       = 1                  if the job fits while the others keep their state on the device
                    1 + 1/COPY_TIMES   otherwise: jobs take turns on the device. Each turn lasts `COPY_TIMES` times as long as the
                                       copy of a state (`exec/controller/fair_share.py`)
