@@ -194,7 +194,7 @@ def jit(
             copies that the host starts are one executable, with optimization barriers between them, as long as that keeps the
             budget; a plan that copies no state is then one launch a step. `"auto"`: `"program"` on several GPUs, and on one GPU
             on which launches take much of a step, unless a loop of more than 8 iterations is opened or another policy than
-            `"auto"` plans; otherwise, and with `renew_above`, `"segments"` (XLA for CPUs drops the barriers, and so would keep few
+            `"auto"` plans; otherwise, and with `renew_above`, `"segments"` (XLA for CPUs drops the barriers, and would keep few
             budgets).
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of

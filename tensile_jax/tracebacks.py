@@ -5,12 +5,12 @@
     off                   no frame is left out
     quiet_remove_frames   the frames are removed
     remove_frames         the frames are removed, and the `__cause__` of the error has all of them
-    tracebackhide         the frames are marked (`__tracebackhide__`), and IPython does not show them; but those at the end, of
-                          which it shows the last one always, are removed
+    tracebackhide         the frames are marked (`__tracebackhide__`), and IPython does not show them. Frames at the end of the
+                          traceback are removed instead, because IPython always shows the last frame
     auto                  tracebackhide in IPython, quiet_remove_frames elsewhere
 
-The frames of the user's functions stay. So do frames of JAX that JAX itself does not leave out. A `TensileError` says all that
-its reader needs. Any other error gets a note, which says that frames were left out.
+The frames of the user's functions stay. So do frames of JAX that JAX itself does not leave out. Under `quiet_remove_frames`, an
+error gets a note that frames were left out, unless it is a `TensileError`, which says all that its reader needs.
 
 This module does not import JAX: reading a plan needs no JAX either, and its errors are filtered, too.
 """

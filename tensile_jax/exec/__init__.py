@@ -1,1 +1,1 @@
-"""Runs plans: compiles the parts into which a plan cuts a step, and executes them, for one step or for jobs that share a device."""
+"""Runs plans: compiles the parts into which a plan cuts a step, and executes them, for one step or for several jobs."""

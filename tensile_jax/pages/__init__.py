@@ -1,4 +1,5 @@
-"""Writes what this package knows as pages: single HTML files that a browser shows without a network, in light and dark.
+"""Writes plans, memory reports, runs and comparisons as pages: HTML files that a browser shows without a network, in light and
+dark.
 
 page.py             a page: a heading, figures, plots and a table, written as one file with the script of plotly in it
 traces.py           what plots are made of: stacked areas, bands, spans and lines, as plotly's traces

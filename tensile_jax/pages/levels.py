@@ -1,8 +1,8 @@
 """Reduces the recorded levels of a run to as many as a picture has columns of pixels.
 
-A *level* (`runtime_records.Level`) is one entry of the ledger of device memory; the entry is valid until the next one. A long run
-has more levels than a picture has columns. Then each column keeps its highest level, so that no peak is lost. It also keeps its
-last level if the next column has no level.
+While jobs run, a ledger says how many bytes of device memory each of them holds. A *level* (`runtime_records.Level`) is one entry
+of this ledger; the entry is valid until the next one. A long run has more levels than a picture has columns. Then each column
+keeps its highest level, so that no peak is lost. It also keeps its last level if the next column has no level.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,8 +5,9 @@ call:
 
     tracing -> compiling plain jit -> planning -> compiling segments | compiling programs
 
-Planning and compiling may happen again, because a plan that exceeds the budget once compiled is revised. So the number of plans
-is only an estimate. This module reads no clock: callers pass the times, in seconds.
+A *segment* is a part of the step with an executable of its own; a *program* is one executable for several segments. Planning and
+compiling may happen again, because a plan that exceeds the budget once compiled is revised. So the number of plans is only an
+estimate. This module reads no clock: callers pass the times, in seconds.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Finds how much host memory is free for the copies of a step or a runtime. It is the host budget if the user gives none.
+"""Finds how much host memory is free for the copies of a step or a runtime. This is the host budget if the user gives none.
 
     free = (1 - room) * the least of
                what the machine has available              MemAvailable of /proc/meminfo

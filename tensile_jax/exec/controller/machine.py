@@ -27,9 +27,9 @@ The controller guarantees, for any order of events:
 
 Moves of iterations under way are issued before new iterations begin. `fair_share.py` decides whose iteration begins next.
 
-Three requests can need memory that running iterations hold: admitting a pending job (its constants stay on the device), renewing
-a plan (its constants may be larger), and lowering the budget. The controller then starts no new iteration until the running ones
-have ended, and parks jobs one by one. Times are in microseconds.
+Three requests can need memory that running iterations hold: admitting a pending job (its constants, the arrays that its step
+captures, stay on the device), renewing a plan (its constants may be larger), and lowering the budget. The controller then starts
+no new iteration until the running ones have ended, and parks jobs one by one. Times are in microseconds.
 """
 
 from dataclasses import replace

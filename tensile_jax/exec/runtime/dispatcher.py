@@ -10,8 +10,8 @@ of the threads below acts at a time. Whoever holds the lock never waits for the 
                 CPU, this thread carries out the moves itself, one after another. When a run is over, this thread handles that
                 event: it ends the iteration and begins the next one, without waking another thread
     copies      several threads, which wait for copies: for those that a job's move needs, for those of a whole state (parking
-                and unparking), and, in watched iterations, for those whose times are recorded. When such a wait is over, they
-                handle the event
+                and unparking), and, in watched iterations (which are measured), for those whose times are recorded. When such a
+                wait is over, they handle the event
     metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them for the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
