@@ -1,8 +1,11 @@
 """Finds and reads the device profiles that come with the package, and chooses the one for a device.
 
 A profile is a TOML file with the rates of one kind of device, in bytes or operations per microsecond. The first of these profiles
-that exists is chosen: what `tensile calibrate` has measured for this kind of device (`calibrations.py`); the profile for this
-kind that comes with the package; the profile `unknown`, whose times mean nothing.
+that exists is chosen:
+
+    1. what `tensile calibrate` has measured for this kind of device (`calibrations.py`)
+    2. the profile for this kind of device that comes with the package
+    3. the profile `unknown`, with which predicted times mean nothing
 """
 
 import re
