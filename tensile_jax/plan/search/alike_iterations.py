@@ -1,16 +1,20 @@
 """Plans all iterations of an opened loop alike, so that they share their executables.
 
-A step whose loops are opened (`trace/reading/scans.py`) runs the same operators in every iteration of a loop. Suppose a plan also
-cuts every iteration at the same places, and keeps the same tensors in each. Then the segments of all iterations are equal. They
-are compiled once, however many layers a network has. The search (`search.py`) decides for each tensor by itself. So it finds
-faster plans under tight limits, but almost all of its segments differ.
+A loop is *opened* if the step contains the operators of every iteration, one iteration after another (`trace/reading/scans.py`).
+A *segment* is a stretch of operators that is compiled as one executable. If a plan cuts every iteration at the same places, and
+keeps the same tensors in each, then the segments of all iterations are equal. Each is compiled once, however many layers a
+network has. The search (`search.py`), in contrast, decides for each tensor by itself. Its plans are faster under tight limits,
+but almost all of their segments differ.
 
-Such a schedule is determined by two choices: a price per byte of memory (`analysis/minimum_cut.py`), and cuts into segments:
+Two choices determine such a schedule: which tensors are *dropped* (not kept, but computed again where they are needed), and the
+cuts into segments:
 
-    dropped   A tensor is dropped in all iterations if the minimum cut at this price drops it in most of them.
-    cuts      Every iteration is cut once, where least is stored. If this plan is above the limit or slow, the module finds the
-              cheapest cuts of the whole step under the limit (`starts/segment_boundaries.py`). Cuts outside of loops are kept. In
-              each loop, the iteration with the most cuts serves as the model: every iteration is cut at the same places.
+    dropped   A minimum cut drops tensors at a price: the bytes that may be kept to save one byte of memory traffic
+              (`analysis/minimum_cut.py`). A tensor is dropped in all iterations if the cut drops it in most of them.
+    cuts      At first, every iteration is cut once, where least is stored. If this plan is above the limit or slow, the module
+              finds the cheapest cuts of the whole step under the limit (`starts/segment_boundaries.py`). It keeps those outside
+              of loops. In each loop, it takes the cuts of one iteration, the one with the most cuts among those between the first
+              and the last, and cuts every iteration at these places.
 
 Two prices may be combined. Iterations with an index below k use the lower price, at which more is dropped; the others use the
 higher price. k is the smallest number found with which the plan stays under the limit. In nested loops, only the index of the
@@ -90,7 +94,7 @@ class Iterations:
         return until
 
     def everywhere(self, places: Sequence[int], stored: np.ndarray) -> list[int]:
-        """The cuts at `places` outside of loops, and those of each loop's middle iteration, in all of its iterations."""
+        """The cuts at `places` outside of loops; in each loop, the cuts of the iteration that has most, in every iteration."""
         operators = self._step.graph.operators
         ends = (0, len(operators))
         found = {p for p in places if p in ends or not operators[p].iterations}

@@ -1,13 +1,13 @@
 """Defines `Choice`, what a policy decides: a layout of the step, or that the step runs as one executable.
 
-A *layout* says where the step is cut into segments, and when each tensor is on the device (`result/layout.py`). A policy is a
-function
+A *layout* says where the step is cut into *segments*, stretches of operators that are each compiled as one executable, and when
+each tensor is on the device (`result/layout.py`). A *policy*, a way to plan, is a function
 
     policy(model, limit, measured) -> Choice | None
 
-`model` is a `StepModel`, and `limit` is in bytes. None means that the policy has no plan under the limit. The limit `LEAST` asks
-for the plan with the least memory; for this limit, every policy has a choice. `measured` contains the sizes that compiling has
-shown so far, which replace estimates.
+`model` is a `StepModel`: the facts about the step on a device. `limit` is the most bytes of device memory. The function returns
+None if the policy has no plan under the limit. The limit `LEAST` asks for the plan with the least memory; for this limit, every
+policy has a choice. `measured` contains the sizes that XLA has reported for executables compiled so far. They replace estimates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,10 @@ LEAST = 0.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """The layout of a plan; None if the step runs as one executable.
+    """What a policy decides; `layout` is None if the step runs as one executable.
 
-    With `barriers`, segments are joined into programs, with barriers of this form between them.
+    With `barriers`, segments are joined into larger executables. An optimization barrier between two segments keeps XLA from
+    mixing their operators; `barriers` says which values pass through it.
     """
 
     layout: Layout | None

@@ -1,12 +1,21 @@
 """Represents a plan while it is searched: where a step is cut into segments, and when each tensor is on the device.
 
-The cuts divide the nodes of a condensed step (`condensed/condensed_step.py`) into segments 0 .. k - 1. Each significant tensor
-has *residencies*, intervals in which it is on the device (`result/layout.py`). Between its residencies, a segment that needs the
-tensor computes it again for itself (`cost/segment_account.py`). Nothing is kept for longer than needed, except while it is copied
-to the host.
+A *segment* is a stretch of operators that is compiled as one executable. The search works on a *condensed step*, the step reduced
+to its large tensors and to *nodes*, groups of consecutive operators (`condensed/condensed_step.py`). A schedule cuts the nodes
+into segments 0 .. k - 1. Boundary j lies before segment j, and boundary k at the end of the iteration.
 
-A schedule is changed by `set_residencies` and `settle`, which evaluates only the segments that change. The time of a step is
-simulated when it is first asked for (`cost/timing.py`).
+The search decides when each *significant* tensor is on the device: a large tensor that XLA writes to memory, or that is expensive
+to compute again. Its *residencies* are the intervals in which it is on the device (`result/layout.py`). A residency begins when
+the iteration begins, when a segment makes the tensor (for the first time or again), or when the copy to the device is issued. It
+ends after the last segment that needs the tensor, or later, when the tensor's copy to the host has ended. A segment that needs
+the tensor outside its residencies computes it again, for itself alone (`cost/segment_account.py`).
+
+A change has two steps. `set_residencies` replaces the residencies of one tensor, and returns the segments that this affects.
+`settle` evaluates the time and memory of these segments again. If a segment now reads fewer tensors than before, `settle` also
+ends the residencies of these tensors earlier where nothing needs them any longer. This affects further segments, so `settle`
+repeats both until nothing changes.
+
+The time of the step, with its copies, is simulated when it is first asked for (`cost/timing.py`).
 
 Sizes in bytes, times in microseconds.
 """
@@ -214,7 +223,10 @@ class Schedule:
         return True
 
     def settle(self, changed: Iterable[int], idle: Iterable[int] = ()) -> bool:
-        """Evaluate changed segments, and release earlier what nothing needs any more; False if a segment cannot run."""
+        """Evaluate changed segments, and release earlier what nothing needs any more.
+
+        False if a segment cannot run, or if this takes too many rounds.
+        """
         waiting, idle = set(changed), set(idle)
         rounds = 0
         self.evaluator.count_schedule()

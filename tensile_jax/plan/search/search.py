@@ -1,9 +1,11 @@
 """Finds the fastest schedule of a step under a memory limit, and the schedule with the least peak.
 
-The fastest schedule is found in five steps:
+A *schedule* is a plan while it is searched: where the step is cut into *segments*, each compiled as one executable, and when each
+tensor is on the device (`schedule.py`). The fastest schedule is found in five steps:
 
-    start     A minimum cut decides at each of several prices which tensors are kept (`analysis/minimum_cut.py`). Dynamic
-              programming then cuts the step into segments (`starts/segment_boundaries.py`).
+    start     A minimum cut decides which tensors are kept, at each of several prices: the bytes that may be kept to save one byte
+              of memory traffic (`analysis/minimum_cut.py`). Dynamic programming then cuts the step into segments
+              (`starts/segment_boundaries.py`).
     repair    Moves lower the peak of each schedule until it is under the limit (`moves/local_search.py`).
     descend   If no repair succeeds, or if the result is slow, a schedule under a higher limit is repaired under lower and lower
               limits.
@@ -11,12 +13,12 @@ The fastest schedule is found in five steps:
     perturb   The fastest schedule is repaired under a lower limit and improved again, as long as that makes it faster (iterated
               local search: Lourenço, Martin and Stützle, 2003).
 
-No schedule is sought under a limit that is below the memory of every schedule (`bounds/memory_bound.py`).
+If the limit is below a lower bound on the memory of every schedule (`bounds/memory_bound.py`), the search ends at once.
 
-The schedule with the least peak begins with segments as short as possible and with every tensor on the host while no segment
-needs it. Neighbouring segments are joined where that lowers the peak, and repairs lower the peak further. If host memory is
-limited, fewer tensors are swapped. The search then also begins with a second schedule, which keeps what the cheapest minimum cut
-keeps. The schedule with the lower peak is the result.
+The search for the least peak begins with a schedule whose segments are as short as possible, and in which every tensor is on the
+host while no segment needs it. Neighbouring segments are joined where that lowers the peak, and repairs lower the peak further.
+If host memory is limited, this schedule swaps fewer tensors. The search then also begins with a second schedule, without swaps,
+which keeps only what the minimum cut at the lowest price keeps. The schedule with the lower peak is the result.
 """
 
 from bisect import bisect_left

@@ -1,8 +1,9 @@
 """Defines `StepModel`: what the planner knows about one step on one device, and all policies start from.
 
-The facts are the operators' latencies, which tensors XLA writes to memory, what each minimum cut drops, where segments may begin,
-and the condensed step on which the search works (`condensed/condensed_step.py`). Each fact is computed when it is first needed,
-and only once.
+The facts are: the operators' latencies; which tensors XLA writes to memory; which tensors each minimum cut drops, to be computed
+again later (`analysis/minimum_cut.py`); where *segments*, stretches of operators that are each compiled as one executable, may
+begin; and the *condensed step*, the step reduced to its large tensors, on which the search works (`condensed/condensed_step.py`).
+Each fact is computed when it is first needed, and only once.
 
 Sizes in bytes, times in microseconds.
 """

@@ -1,8 +1,9 @@
-"""Decides which tensors the policies of the papers may swap, and when the link between device and host has time for a copy.
+"""Decides which tensors the policies from papers may swap, and when the link between device and host has time for a copy.
 
-A tensor can leave in a *gap*: the time between two operators that need it. The link has one lane for each direction, and each
-copy occupies its lane alone. Times in microseconds since the step began. A *place* is the position of an operator in the order of
-execution.
+A tensor can be swapped out during a *gap*: the time between two operators that need the tensor. The link has one lane for each
+direction, and a lane carries one copy at a time. A *place* is the position of an operator in the order of execution.
+
+Times in microseconds since the step began.
 """
 
 from bisect import bisect_left

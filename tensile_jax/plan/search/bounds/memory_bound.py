@@ -1,19 +1,21 @@
 """Computes a lower bound on the peak memory of every schedule of a step.
 
-A *node* is a group of operators of the condensed step (`condensed/condensed_step.py`). Every schedule has these bytes on the
-device:
+A *schedule* is a plan while it is searched. It cuts the step into *segments*, stretches of operators that are each compiled as
+one executable. A *node* is a group of consecutive operators; no schedule cuts inside of a node (`condensed/condensed_step.py`).
+Every schedule has these bytes on the device:
 
     at the ends of an iteration      arguments and results, except state that may be on the host then
-    while a node runs                what the node reads and makes, the buffers that it needs beside, and every tensor that is
-                                     needed now or later and can neither be swapped nor computed again
+    while a node runs                what the node reads and makes, further buffers that it needs, and every tensor that is needed
+                                     now or later and can neither be swapped nor computed again
 
-A tensor that is written inside a segment is part of the segment's workspace. The search predicts a workspace as a weighted sum
-(`cost/workspace.py`), so this bound counts what a node reads and makes with the same weights. Two kinds of tensors do not count:
-updates, since each may take over the memory of the state that it replaces, and tensors that XLA does not write.
+A tensor that is written inside a segment is part of the segment's *workspace*, the memory beside its inputs and results. The
+search predicts a workspace as a weighted sum (`cost/workspace.py`), so this bound counts what a node reads and makes with the
+same weights. Two kinds of tensors do not count: updates, since each may take over the memory of the state that it replaces, and
+tensors that XLA does not write.
 
-As soon as a segment has been compiled, XLA's sizes replace predictions, and only the ends of an iteration count. `bytes_at_ends`
-computes the bytes at the ends from the graph alone. They are also a lower bound on the memory of plain jit's executable. Sizes in
-bytes.
+Once a segment has been compiled, XLA's sizes replace predictions. A bound made of predictions may then be too high, so only the
+ends of an iteration count. `bytes_at_ends` computes the bytes at the ends from the graph alone. They are also a lower bound on
+the memory of plain jit's executable. Sizes in bytes.
 """
 
 from tensile_jax.ir import Graph, TensorId

@@ -2,9 +2,11 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Computes a lower bound on the time of a step under a budget, whatever the plan, by linear programs.
 
-A place is the position of an operator in the order of execution. Consider the places q(1) < ... < q(K) of some heavy operators.
-Place 0 is the beginning of the iteration, and place K + 1 its end. Interval k reaches from q(k) to q(k + 1). For each large
-tensor t and each operator o, fractions between 0 and 1 describe a plan:
+A *segment* is a stretch of operators that is compiled as one executable, with one launch. A *place* is the position of an
+operator in the order of execution. A *heavy* operator is one that XLA runs as a kernel of its own; XLA fuses *light* ones into
+their neighbours. Consider the places q(1) < ... < q(K) of some heavy operators. Place 0 is the beginning of the iteration, and
+place K + 1 its end. Interval k reaches from q(k) to q(k + 1). For each large tensor t and each operator o, fractions between 0
+and 1 describe a plan:
 
     there(t, k)    the part of t that is on the device when the operator at q(k) runs for the first time
     host(t, k)     the part of which the host has a copy by then; it never falls, because a tensor is copied out once
@@ -55,11 +57,11 @@ every plan that `simulate.py` can simulate: a tensor may be recomputed once and 
 the final boundary. The bound takes over three assumptions of the planner: the order of the operators is that of the graph, what
 a heavy operator reads or makes is in memory then, and what a segment makes and needs later stays in memory until then.
 
-Light operators whose results XLA does not write to memory need care. They run where their results are read, which is free within
-one segment. So if a tensor costs nothing to compute from one other tensor, which is no smaller, the other tensor replaces it. XLA
-does not write the result of a residual join either, but to run the join again costs something. It costs nothing if one segment
-runs both the join and the readers of its result. So a join is paid for only where such a segment would need more than the budget,
-and then once.
+Light operators whose results XLA does not write to memory need care. They run where their results are read, at no cost within one
+segment. So if a tensor t costs nothing to compute from one other tensor, and the other tensor is no smaller than t, the linear
+program has only the other tensor. XLA does not write the result of a *join* either (a light operator that adds large tensors,
+such as a residual sum), but to run a join again costs something. It costs nothing if one segment runs both the join and the
+readers of its result. So a join is paid for only where such a segment would need more than the budget, and then once.
 
 Copies that hide need segments, and each segment has a launch. A copy is issued at a boundary between segments. If it must have
 ended at the same boundary, it is *exposed*: nothing is computed meanwhile. Suppose one segment makes a tensor, the tensor is away
@@ -73,7 +75,8 @@ of three:
     five or more              the program as above, and four more launches
 
 A tensor that exposes a copy adds half of the time of its shorter copy, in proportion to the largest in(t, k). It is only half,
-because two exposed copies overlap if they have opposite directions and are issued when the last segment has ended.
+because two exposed copies overlap if they have opposite directions and are issued when the last segment of the iteration has
+ended.
 
 Cutting planes. Only some places are considered: first those at which most is stored. The solution of the program then says what
 is in memory at all other heavy operators. The places at which this is more than the budget are added, and the program is solved

@@ -1,1 +1,1 @@
-"""Reduces a step to what the search decides about: its large tensors, and the places where a segment may begin."""
+"""Reduces a step to what the search decides about: its large tensors, and the places where a segment (executable) may begin."""

@@ -1,19 +1,23 @@
 """Groups the tensors of a very large step into bundles, so that the search decides about many tensors at once.
 
-The search decides about *significant* tensors, and counts in *nodes*, groups of consecutive operators (`condensed_step.py`). The
-more of them there are, the longer a search takes. A step with more than `MOST_TENSORS` significant tensors is therefore condensed
-once more. The operators between two possible boundaries, a *stretch*, become one node. Significant tensors that are made in the
-same stretch, are needed in the same other stretches, and are dropped by the same minimum cuts, become one *bundle*: they are on
-the device at the same times in every schedule. The search does not decide about tensors that are needed only in the stretch that
-makes them: their bytes are among those that the node needs. If XLA computes a tensor u from t on the fly, t is also needed where
-u is read: all parts of a sum live until the sum is read.
+The search decides about *significant* tensors, those that are large enough to matter. It works on a *condensed step*, whose
+operators form groups called *nodes* (`condensed_step.py`). With more tensors and nodes, a search takes longer. A step with more
+than `MOST_TENSORS` significant tensors is therefore condensed once more. The operators between two places where a segment
+(executable) may begin, a *stretch*, become one node. Significant tensors become one *bundle* if they are made in the same
+stretch, are first and last needed in the same other stretches, and are dropped by the same minimum cuts (not kept, but computed
+again: `analysis/minimum_cut.py`). The members of a bundle are on the device at the same times in every schedule.
 
-A bundle is computed again as a whole. The bundles of one stretch have an order: those that more minimum cuts keep come first. The
-recipe of a bundle reads tensors of other stretches and earlier bundles of its own stretch, and runs all operators in between.
+The search does not decide about tensors that are needed only in the stretch that makes them. Their bytes count as memory that the
+node needs while it runs. If XLA computes a tensor u from t on the fly, t is also needed where u is read: all terms of a sum live
+until the sum is read.
 
-A schedule of the bundled step is a schedule of the condensed step in which members of a bundle share their residencies. The
-bundled step counts slightly more memory than the condensed step: all members of a bundle count from the begin of their stretch to
-the end of the last one that needs them.
+A bundle is computed again as a whole. Its *recipe*, the operators that run again for it, starts from tensors of other stretches
+and from earlier bundles of its own stretch. Earlier bundles are those that more minimum cuts keep, so they are more likely to be
+there.
+
+A schedule of the bundled step is a schedule of the condensed step in which members of a bundle share their *residencies*, the
+intervals in which they are on the device. The bundled step counts slightly more memory than the condensed step, because all
+members of a bundle count from the beginning of their stretch to the end of the last stretch that needs one of them.
 
 Sizes in bytes, times in microseconds.
 """

@@ -1,20 +1,22 @@
 """Reduces a step to what matters for planning: its large tensors, and the groups of operators that make them.
 
 A step has thousands of equations, most of them cheap and on small tensors. The search (`moves/local_search.py`) works on a
-*condensed* step, in which a plan is evaluated much faster. Every tensor of the step belongs to one of four classes:
+*condensed* step, in which a plan is evaluated much faster. A *segment* is a stretch of operators that is compiled as one
+executable; boundaries lie between segments. Every tensor of the step belongs to one of four classes:
 
     owned         an input that belongs to the caller, or a constant: always on the device
-    significant   a large tensor that XLA writes to memory, that is expensive to compute again, or that a minimum cut keeps
-                  (`analysis/minimum_cut.py`); the search decides when it is on the device
-    small         any other tensor below a threshold: at most a 4,000th of the most bytes that are live at once. It is kept from
-                  where it is made to where it is needed last
+    significant   a large tensor that XLA writes to memory, or that is expensive to compute again, or that a minimum cut decides
+                  to keep (`analysis/minimum_cut.py`). The search decides when it is on the device
+    small         any other tensor below a threshold: at most a 4,000th of the most bytes that are live at once. The tensor is
+                  kept from where it is made to where it is needed last
     derived       any other large tensor: XLA fuses it into its readers, so each segment computes it again from its inputs
 
 A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment
-is a series of nodes between two possible boundaries. Nodes read and make significant tensors only. If a node reads a derived
-tensor, it counts as reading the significant tensors from which the derived tensor is computed. A *recipe* computes one operator's
-significant results again. Some derived tensors take time to compute again, because XLA writes them to memory for a heavy
-operator. If a segment needs such a tensor and does not contain the operator that makes it, the segment takes that time once.
+consists of the nodes between two boundaries. Nodes read and make significant tensors only. If a node reads a derived tensor, it
+counts as reading the significant tensors from which the derived tensor is computed. A *recipe* says how to compute significant
+tensors again: it runs the operator that makes them once more. To compute a derived tensor again mostly costs nothing. It takes
+time if XLA writes the tensor to memory, because a heavy operator (one that XLA runs as a kernel of its own) reads it. A segment
+that needs such a tensor, and does not contain the operator that makes it, takes this time once.
 
 Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
 bytes, times in microseconds.

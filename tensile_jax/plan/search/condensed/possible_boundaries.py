@@ -1,4 +1,4 @@
-"""Chooses the places at which a segment may begin, so that the search need not consider every operator."""
+"""Chooses the places at which a segment (executable) may begin, so that the search need not consider every operator."""
 
 from itertools import pairwise
 

@@ -1,1 +1,1 @@
-"""Computes the time and memory of segments and of whole schedules."""
+"""Computes the time and memory of segments (executables), and of whole schedules: plans while they are searched."""

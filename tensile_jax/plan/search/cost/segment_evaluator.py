@@ -1,7 +1,7 @@
 """Computes the time, memory and workspace of a step's segments, and remembers them, because the search asks for each many times.
 
 A *segment* is a stretch of operators that is compiled as one executable. Its *workspace* is the memory that it needs beside its
-inputs and results. `segment_account.py` and `workspace.py` have the formulas.
+inputs and results. The formulas are in `segment_account.py` (time and memory) and `workspace.py`.
 
 Sizes in bytes, times in microseconds.
 """

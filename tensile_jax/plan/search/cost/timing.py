@@ -1,8 +1,9 @@
 """Simulates the time of a schedule's step: its segments, and the copies of the tensors that are swapped.
 
-The simulation is that of `result/simulate.py`. Boundaries are 0 .. k; boundary j is where segment j begins. If several copies are
-issued together, and must have ended by the same boundary, they are simulated as one copy: nothing depends on when each of them
-ends.
+A *schedule* is a plan while it is searched, and its *segments* are executables, 0 .. k - 1. Boundary j is where segment j begins,
+and boundary k is the end of the iteration. The rules are those of `result/simulate.py`, which simulates finished plans. Here,
+copies that are issued at the same boundary and must end by the same boundary are simulated as one copy. That changes no time,
+since nothing depends on when each of them ends.
 
 Times in microseconds. The times of copies are multiples of `GRID_US`, so that sums of them are exact in any order.
 """

@@ -1,8 +1,9 @@
 """Predicts the workspace of a segment, and remembers what XLA has reported for the segments that were compiled.
 
-The workspace is the memory that a segment needs beside its inputs and results. It depends on the order of operators, which XLA
-chooses. `segment_account.py` computes the workspace for two extreme orders, `late` and `early`. A linear function of these two
-values, with the weights of the device profile, predicts the workspace:
+A *segment* is a stretch of operators that is compiled as one executable. Its *workspace* is the memory that it needs beside its
+inputs and results. The workspace depends on the order of operators, which XLA chooses. `segment_account.py` computes it for two
+extreme orders: operators that run again do so as late as possible (`late`), or first of all (`early`). A linear function of these
+two values, with the weights of the device profile, predicts the workspace:
 
     predicted = late_weight * late + early_weight * early
     workspace = measured                                                        if the same segment was compiled

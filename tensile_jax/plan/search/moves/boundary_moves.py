@@ -1,6 +1,8 @@
 """Changes the boundaries of a schedule: joins two segments, or splits one, and evaluates the segments that change.
 
-Tensors stay on the device for the same time as before (`residency_moves.py` changes that time); only segments are renumbered.
+A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
+executable. These moves only renumber segments in the intervals in which tensors are on the device. `residency_moves.py` changes
+the intervals themselves.
 """
 
 from collections.abc import Callable

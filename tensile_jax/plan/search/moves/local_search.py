@@ -1,11 +1,14 @@
 """Makes a schedule fit under a limit, and then faster, one move at a time (`residency_moves.py`, `boundary_moves.py`).
 
-    repair    While segments exceed the limit, makes the move that adds the least time for each byte of excess that it removes.
-              It begins with higher limits, so that the highest peaks are lowered first.
-    improve   Makes every change that saves time and stays under the limit: keeps tensors, merges segments, shifts copies. Then it
-              tries changes that exceed the limit, those that save most time for each byte first, and repairs the excess. It keeps
-              a change if the repaired schedule is faster. A round ends after several failures in a row. Further rounds follow
-              while they save enough time.
+A *schedule* is a plan while it is searched: where the step is cut into *segments*, each compiled as one executable, and when each
+tensor is on the device.
+
+    repair    While segments exceed the limit of memory, makes the move that adds the least time for each byte above the limit
+              that it removes. A repair begins with higher limits, so that the highest peaks are lowered first.
+    improve   Makes every change that saves time and stays under the limit: keeps tensors, merges segments, shifts copies. Then
+              tries changes that exceed the limit, those that save most time for each byte first, and repairs the schedule. A
+              change is kept if the repaired schedule is faster than before. A round ends after several failures in a row. Further
+              rounds follow while they save enough time.
 
 No move exceeds the limit of host memory. The search is bounded by a number of moves, not by time, so the result is always the
 same.

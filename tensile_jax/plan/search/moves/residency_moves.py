@@ -1,13 +1,14 @@
-"""Changes when a tensor is on the device: each move makes a new schedule from another one, or None if that cannot run.
+"""Changes when a tensor is on the device: each move makes a new schedule from another one, or None if the new one cannot run.
 
-A segment *needs* a tensor that its operators read. A *gap* is the time between two segments that need a tensor, or between the
-last one and the end of the iteration, while no segment needs it.
+A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
+executable. A segment *needs* a tensor that its operators read. A *gap* is a time in which a tensor is on the device and no
+segment needs it: between two segments that need it, or between the last one and the end of the iteration.
 
     drop          a tensor is not kept through a gap, but computed again by the segment after the gap
     keep          the opposite: a tensor that a segment computes again is kept on the device from where it was before
     swap          a tensor is on the host during a gap
     stay          the opposite: a tensor that was on the host during a gap is kept on the device instead
-    shift         the copies of a swap get more or less time
+    shift         a swap begins or ends at other segments, so that its copies get more or less time
     send_across   a tensor of the state is on the host from its last need in an iteration to its first need in the next one
     keep_across   the opposite: it stays on the device from iteration to iteration
 

@@ -1,1 +1,1 @@
-"""Makes the schedules that the search starts from."""
+"""Makes the schedules (plans while they are searched) that the search starts from."""

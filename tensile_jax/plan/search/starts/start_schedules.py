@@ -1,6 +1,10 @@
 """Makes the schedules that the search starts from: the tensors that a minimum cut keeps, with given boundaries between segments.
 
-A kept tensor is on the device from where it is made to its last use. A dropped tensor is there up to a given earlier use."""
+A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
+executable. A minimum cut divides the tensors into kept and dropped ones (`analysis/minimum_cut.py`). A kept tensor is on the
+device from where it is made to its last use. A dropped tensor is on the device up to a given earlier use, and computed again for
+later ones.
+"""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
