@@ -1,1 +1,1 @@
-"""Builds the plan of a choice, decodes it into instructions, counts its memory, simulates it, and checks it."""
+"""Builds a plan from a policy's choice, decodes it into instructions, counts its memory, simulates its time, and checks it."""

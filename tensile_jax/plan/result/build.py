@@ -1,25 +1,26 @@
 """Builds a plan from a layout: its segments and events, their sizes, and their times.
 
-A *segment* is a stretch of operators that is compiled as one executable. The plan of an iteration goes through its segments in
-order:
+A *segment* is a stretch of operators that is compiled as one executable. A *layout* says where the step is cut into segments, and
+gives each tensor its *residencies*, the intervals in which it is on the device (`layout.py`). A plan goes through the segments of
+an iteration in order:
 
-    boundary    A swap-out is issued at the first boundary after the last need of the tensor before its absence. A swap-in is
-                issued at the boundary where the tensor's next residency begins (`layout.py`). The plan waits for copies that must
+    boundary    A swap-out is issued at the first boundary after the last segment that needs the tensor before it leaves. A
+                swap-in is issued at the boundary where the tensor's next residency begins. The plan waits for copies that must
                 have ended before the next segment.
-    segment     It runs for the latency of its operators and of what it computes again.
+    segment     The segment runs for the latency of its operators and of what it computes again.
     afterwards  Tensors that nothing needs any more are released.
 
     device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace
 
-The workspace is the memory that a segment needs beside its inputs and results. The `device_bytes` of the first segment are at
-least what is on the device when the iteration begins, because state may leave between that time and the segment. The
-`device_bytes` of the last segment are at least what is on the device when the iteration ends, because copies may have brought
-results back.
+The *resident bytes* are those of the tensors that are on the device while the segment runs, and the *workspace* is the memory
+that the segment needs beside these. The `device_bytes` of the first segment are at least what is on the device when the iteration
+begins, because state may leave before the segment is launched. The `device_bytes` of the last segment are at least what is on the
+device when the iteration ends, because copies may have brought results back.
 
 `simulate.py` computes when segments and events happen.
 
-Donated state is donated to the segment that makes its update if the old state is not needed after that segment. The update then
-takes over the memory.
+If the caller has donated a state tensor, the plan donates the old value to the segment that makes the new one, unless a later
+segment needs the old value. The new value then takes over the memory of the old one.
 
 Sizes in bytes, times in microseconds.
 """

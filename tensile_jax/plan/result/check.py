@@ -1,8 +1,8 @@
 """Checks a plan by replaying it, independently of how it was made, and refuses the plan if anything is wrong.
 
-A *segment* is a stretch of operators that is usually compiled as one executable. The replay knows only the graph and the plan. It
-goes through the segments in the order of their launches, and keeps two sets of tensors: those on the device and those on the
-host. It checks that
+A *segment* is a stretch of operators that is usually compiled as one executable. To *replay* a plan is to go through its segments
+in the order of their launches, without running them, and to keep two sets of tensors: those on the device and those on the host.
+The replay knows only the graph and the plan. It checks that
 
     - a segment's inputs are on the device, and its operators can run from these inputs in the given order
     - every operator of the step runs, and what runs twice is listed as recomputed
@@ -14,13 +14,14 @@ host. It checks that
       after it is needed
     - no tensor is copied that the step itself keeps in host memory
     - a tensor that is donated to a segment is an input of the segment, and an output of the segment takes over its memory
-    - for each segment, the replay's sum (tensors on the device + workspace) is at most the segment's `device_bytes`
-    - `device_bytes` is at most the plan's peak, except where segments are compiled into one program: there XLA orders their
-      operators, and the peak is that of the program
+    - for each segment, the bytes of the tensors on the device and of the workspace (the memory that the segment needs beside
+      them) add up to at most the segment's `device_bytes`
+    - a segment's `device_bytes` are at most the plan's peak. If several segments are compiled into one executable, this is not
+      checked: XLA orders the operators, and the peak is that of the executable
     - what is on the device when the iteration begins is at most the `device_bytes` of the first segment, and what is there when
       the iteration ends is at most those of the last segment
     - the host never holds more than the plan's `host_peak_bytes`, if the plan states them, nor more than the plan's host budget
-    - at the end every result of the step is on the device, or on the host if it is state that may stay there
+    - at the end, every result of the step is on the device, or on the host if it is state that may stay on the host
 
 A plan that leaves the step whole, without segments, has nothing to check.
 """

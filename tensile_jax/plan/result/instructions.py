@@ -4,18 +4,19 @@
     FinishSwapOut   wait until such copies have ended, and free the tensors' device memory
     StartSwapIn     start copies to the device; the tensors take device memory from now on
     FinishSwapIn    wait until such copies have ended, since the next launch reads the tensors
-    Launch          run a segment, which also computes again what the plan says
+    Launch          run a segment; it also computes again the tensors that the plan says
     Free            free arguments that were donated to the step
 
 A *segment* is a stretch of operators that is compiled as one executable. Boundary j lies before segment j. Boundary k comes after
-all k segments, at the end of the iteration. At each boundary, the instructions come in the order of this table. A copy that
-segment i triggers starts at boundary i + 1, and finishes at the boundary that its event names as `until`. If no segment of the
-iteration reads a tensor that is copied to the device, the iteration does not wait for the copy, and there is no FinishSwapIn.
+all k segments, at the end of the iteration. At each boundary, the instructions come in the order of this table. A copy that the
+plan triggers after segment i starts at boundary i + 1. It finishes at the boundary that its event in the plan names as `until`.
+If no segment of the iteration reads a tensor that is copied to the device, the iteration does not wait for the copy, so the copy
+has no FinishSwapIn.
 
-Other modules compute from these instructions what a plan does: resident bytes and host bytes (`memory_curve.py`), times
-(`simulate.py`), programs (`joined.py`), the executor's instructions (`exec/running/instructions.py`) and the memory profile of
-a job (`exec/actor/plan_memory.py`). Only the checker (`check.py`) replays the events of a plan itself, so that it is a second
-opinion.
+Other modules compute from these instructions what a plan does: bytes on the device and on the host (`memory_curve.py`), times
+(`simulate.py`), segments that are joined into larger executables (`joined.py`), the executor's instructions
+(`exec/running/instructions.py`) and the memory that each part of a job's iteration needs (`exec/actor/plan_memory.py`). The
+checker (`check.py`) does not use them. It reads the plan's events itself, so that a mistake made here does not hide in both.
 """
 
 from collections.abc import Sequence

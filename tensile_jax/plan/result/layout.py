@@ -1,20 +1,21 @@
 """Defines what a plan is built from: where a step is cut into segments, and at which boundaries each tensor is on the device.
 
 The boundaries divide the operators into segments 0 .. k - 1, each of which is compiled as one executable. Boundary j lies before
-segment j, and boundary k at the end of the iteration. A *residency* says that a tensor is on the device at the boundaries `first`
-to `last`, and how it came there:
+segment j, and boundary k at the end of the iteration. A *residency* is an interval in which a tensor is on the device: at the
+boundaries `first` to `last`. Its `arrival` says how the tensor came there:
 
-    BEGINS    it is on the device when the iteration begins, and `first` is 0
-    MADE      it is a result of segment first - 1, which makes it or computes it again
-    COPIED    it is copied from the host; the copy is issued before segment `first`
+    BEGINS    the tensor is on the device when the iteration begins, and `first` is 0
+    MADE      the tensor is a result of segment first - 1, which makes it or computes it again
+    COPIED    the tensor is copied from the host; the copy is issued before segment `first`
 
-If the residency has `leaves` set, the host has a copy of the tensor when the residency ends, and segment last + 1 waits for that
-copy. Such a residency may have no boundary at all (`last` is `first - 1`): the tensor leaves as soon as it is made.
+If the residency has `leaves` set, the tensor leaves for the host: the host has a copy of it when the residency ends, and segment
+last + 1 waits for that copy. Such a residency may have no boundary at all (`last` is `first - 1`) if the tensor leaves as soon as
+it is made.
 
-Between its residencies a tensor is not on the device. A segment that needs the tensor then computes it again for itself, from
-tensors that are on the device when the segment begins. So there are four ways to treat a tensor, and an iteration may use several
-of them at different times. The tensor is kept, or swapped, or computed again in each segment that needs it, or computed again
-once and kept for several segments. A tensor that is swapped is made once only.
+A segment that needs a tensor between two residencies of the tensor computes it again for itself, from tensors that are on the
+device when the segment begins. So there are four ways to treat a tensor: it is kept; or swapped; or computed again in each
+segment that needs it; or computed again once and kept for several segments. An iteration may treat the same tensor in several of
+these ways, one after another. But a tensor that is swapped is made once only.
 
 A copy to the host is issued as soon as the last segment of the residency that needs the tensor has ended. A copy to the device is
 awaited by the first segment that needs the tensor. The host's copy stays valid, so a tensor is copied to the host once only.
@@ -38,7 +39,7 @@ COPIED: Arrival = 2
 
 
 class Residency(NamedTuple):
-    """A tensor is on the device at the boundaries `first` .. `last`; at none of them if `last` is `first - 1`."""
+    """A tensor is on the device at the boundaries `first` .. `last`, both included; at no boundary if `last` is `first - 1`."""
 
     first: int
     last: int

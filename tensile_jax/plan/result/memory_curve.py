@@ -2,23 +2,26 @@
 boundary: the `resident_bytes` and the `host_peak_bytes` that a plan states.
 
 A *segment* is a stretch of operators that is compiled as one executable. The module counts the bytes from the plan's instructions
-(`instructions.py`), so the count does not depend on what the policy expected. When an iteration begins, the device holds
+(`instructions.py`), so the count does not depend on what the *policy*, the way of planning that made the plan, expected. When an
+iteration begins, the device holds
 
     held = inputs and constants of the step, except those that are in host memory then (their first copy is a swap-in)
 
-and each instruction adds what it brings there, and removes what it frees (`change_of`). While segment i runs, the device holds
+Each instruction adds the tensors that it brings to the device, and removes those that it frees (`change_of`). While segment i
+runs, the device holds
 
     resident(i) = held before its launch + outputs - donated
 
-The memory of donated inputs becomes the memory of outputs, so the two are counted once.
+The memory of a donated input becomes the memory of an output, so the two count once.
 
 A tensor is in host memory from the boundary at which its first copy to the host starts to the boundary at which its last copy
-back has ended, both included. State that an iteration leaves in host memory stays there to the end, and is there from the
-beginning of the next iteration:
+back has ended, both included. State that an iteration leaves in host memory stays there to the end of the iteration, and is there
+when the next one begins:
 
     host(j) = sum of the sizes of the tensors that are in host memory at boundary j,  host_peak = max over j of host(j)
 
-`check.py` replays the plan with sets of tensors, shares no code with this file, and must agree with it.
+`check.py` counts the same bytes by going through the plan with sets of tensors. It shares no code with this file, and must agree
+with it.
 
 Sizes in bytes.
 """

@@ -1,16 +1,20 @@
-"""Predicts when the segments (each is one executable) and copies of a plan happen, by simulating one iteration of the plan.
+"""Predicts when the segments and copies of a plan happen, by simulating one iteration of the plan.
 
-TENSILE simulates its tensor access sequence in the same way (section IV-B, "a discrete simulation process"). Here the plan's
-instructions (`instructions.py`) take place one after another, in the order in which the executor carries them out. There are
-three lanes: computation, copies to the host, and copies to the device. Each lane serves one request at a time, in order.
+A *segment* is a stretch of operators that is compiled as one executable. The simulation goes through the plan's instructions
+(`instructions.py`) in the order in which the executor carries them out, with a clock. There are three lanes: computation, copies
+to the host, and copies to the device. Each lane serves one request at a time, in order.
 
-    StartSwapOut, StartSwapIn     Each copy begins as soon as it is issued and its lane is free, and takes nbytes / rate. The next
-                                  launch takes longer by the part `copy_share` of that time.
-    FinishSwapOut, FinishSwapIn   The next instruction takes place when these copies have ended.
-    Launch                        It takes launch_us + latency_us. The next instruction takes place when it has ended.
+    StartSwapOut, StartSwapIn     Each copy begins as soon as it is issued and its lane is free, and takes nbytes / rate. A copy
+                                  slows the computation down: the next launch takes longer by `copy_share` times the time of the
+                                  copy. (`copy_share` belongs to the device profile. It is 0 if copies cost the computation
+                                  nothing, and 1 if the cores that compute also do the copying.)
+    FinishSwapOut, FinishSwapIn   The clock moves on to the end of these copies.
+    Launch                        It takes launch_us + latency_us. The clock moves on to its end.
 
-The stall is the time between two launches, before the first one, and after the last one. The iteration ends when its last segment
-and all its copies have ended.
+The iteration ends when its last segment and all its copies have ended. The *stall* is the total time in which no segment runs:
+before the first launch, between launches, and after the last one.
+
+TENSILE simulates its tensor access sequence in the same way (section IV-B, "a discrete simulation process").
 
 Times in microseconds since the iteration began, sizes in bytes.
 """
@@ -40,7 +44,7 @@ Span = tuple[float, float]
 class Simulation:
     """The spans of segments in their order, and those of copies by their places in `plan.events`.
 
-    `step_us` is how long the iteration takes, and `stall_us` for how much of that it waits.
+    `step_us` is the time of the iteration, and `stall_us` the part of it in which no segment runs.
     """
 
     segments: tuple[Span, ...]
