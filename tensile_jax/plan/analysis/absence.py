@@ -1,8 +1,9 @@
 """Defines when swapped tensors are absent from the device, and counts the bytes stored at each boundary without swaps.
 
-Time is counted in places, the positions of operators in their order of execution; boundary b lies before the operator at place b.
-A tensor is stored from its beginning to its end. A swap makes it *absent* in between: from the end of its copy to the host until
-the start of its copy back. Without swaps, this is stored at boundary b (the footprint of TENSILE, equation 1):
+Time is counted in *places*, the positions of operators in their order of execution; boundary b lies before the operator at place
+b. A tensor is *stored*, kept in device memory, from the place `begin` where it is made to the place `end` where it is last
+needed. A swap makes the tensor *absent* in between: from the end of its copy to the host until the start of its copy back.
+Without swaps, these bytes are stored at boundary b (TENSILE, equation 1, calls them the memory footprint):
 
     stored(b) = sum of nbytes over the tensors with begin < b <= end
 

@@ -1,24 +1,28 @@
 """Makes the tensor access sequence of a step: which operator generates and uses which tensor, and when.
 
-TENSILE sections III-A, III-C and IV-A. The *workload* of a job is the sequence of the job's tensor accesses in the order in which
-operators run. An access lasts as long as its operator. This module and the policy `tensile` use the paper's names for accesses:
+TENSILE sections III-A, III-C and IV-A. A *tensor access* is the execution of an operator that generates or uses a tensor. The
+accesses of a job in the order in which its operators run are the job's *workload*. This module and the policy `tensile`, which
+plans with the paper's algorithms, use the paper's names for accesses:
 
     begin(k) = latency(0) + ... + latency(k - 1),    end(k) = begin(k) + latency(k)
-    TGA      operator k generates the tensor:  [begin(k), end(k))
-    TUA      operator k uses it as input:      [begin(k), end(k))
-    TAT(t)   the accesses of tensor t, sorted by time: one TGA, then its TUAs
+    TGA      Tensor Generating Access: operator k generates the tensor during [begin(k), end(k))
+    TUA      Tensor Using Access: operator k uses the tensor as an input during [begin(k), end(k))
+    TAT(t)   the accesses of tensor t alone, sorted by time: one TGA, then its TUAs. (The paper does not spell out this name. It
+             is the tensor access sequence, TAS, grouped by tensor.)
 
-"We regard the placeholder as a TGA": an imaginary operator with the number -1 generates, at time 0, all tensors that are in
-memory when the iteration begins. An operator here is whatever is executed as one piece: a *segment* (a stretch of operators that
-is compiled as one executable), or a single equation.
+Some tensors are in memory when the iteration begins, and no operator generates them. "We regard the placeholder as a TGA": they
+count as generated at time 0 by an imaginary operator, the *placeholder*, whose number is -1.
+
+An operator here is whatever is executed as one piece: a *segment* (a stretch of operators that is compiled as one executable), or
+a single equation.
 
 An *updated parameter* is "logically a new tensor, but [it] uses the memory address of the old parameter" (section IV-B).
-`updates` maps each updated parameter to the old one. The memory of the old one is in use until the update begins.
+`updates` maps each updated parameter to the old one. The memory of the old parameter is in use until the update begins.
 
 Difference from the paper: the paper predicts latencies with an MLP (section IV-A). Here the caller gives them.
 
-Times in microseconds since the iteration began, intervals half-open, sizes in bytes. Every latency is above zero: a tensor that
-existed for no time would count in no footprint.
+Times in microseconds since the iteration began, intervals half-open, sizes in bytes. Every latency is above zero: otherwise a
+tensor could exist for no time, and would never count in the *footprint*, the bytes of all tensors in device memory at a time.
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,9 +1,9 @@
-"""Corrects predicted times by measured ones: a factor for each operator of a step, and for each direction of the link.
+"""Corrects predicted times by measured ones: a factor for each operator of a step, and for each direction of copies.
 
-    corrected latency = predicted latency * factor
+    corrected time = predicted time * factor
 
-A factor is the ratio of a measured time to a predicted time. `plan/update.py` computes factors from the latencies of segments
-(each is one executable).
+A factor is a measured time divided by the predicted one. Only executables can be measured, and each contains many operators. So
+`plan/update.py` computes the factor of an executable, and all its operators get this factor.
 """
 
 from dataclasses import dataclass, replace

@@ -1,6 +1,7 @@
 """Defines what a planner knows of a device: the rates at which the device computes and copies, and how XLA behaves on it.
 
-Rates are in bytes (or operations) per microsecond. `tensile_jax/device_profiles` reads the values from files.
+Rates are in bytes per microsecond, or in floating-point operations per microsecond. `tensile_jax/device_profiles` reads the
+values from files.
 """
 
 from dataclasses import dataclass, fields

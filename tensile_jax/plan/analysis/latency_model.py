@@ -1,13 +1,15 @@
-"""Predicts the latency of heavy operators (XLA runs each as a kernel of its own) by small neural networks (TENSILE section IV-A).
+"""Predicts the latency of heavy operators by small neural networks (TENSILE section IV-A).
 
-For each primitive there is an MLP of four layers, fitted to operators that were measured on the device
-(`exec/calibration/fit.py`). Its inputs describe an operator (`trace/cost/features.py`) and the load of the device; its output is
+XLA runs *heavy* operators, such as matrix products, as kernels of their own. For each heavy primitive there is an MLP of four
+layers, fitted to operators that were measured on the device (`exec/calibration/fit.py`). Its inputs describe an operator
+(`trace/cost/features.py`) and the load of the device; its output is
 
     log(latency / roofline)        roofline = max(flops / flops_per_us, bytes / bytes_per_us, floor)
 
-So a network that has learned nothing predicts the roofline. The prediction is the average of several networks that were trained
-from different initial weights. The model predicts nothing for an operator that is unlike all measured ones. The module needs only
-NumPy. Latencies are in microseconds.
+The roofline is the time of an ideal kernel: the longer of computing and of moving the bytes, and at least the time that any
+kernel takes. So a network that has learned nothing predicts the roofline. Several networks are trained from different initial
+weights, and the model averages their outputs. The model predicts nothing for an operator that is unlike all measured ones. The
+module needs only NumPy. Latencies are in microseconds.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,13 +11,13 @@ Time is counted in *places*: operator k runs at place k, and boundary b lies bet
 
 `begin` is the place of the operator that makes the tensor, and -1 for an input. `end` is the place of the last operator that
 reads the tensor. For what the caller owns (inputs that are not donated, constants) and for the step's results, `end` is the
-number of operators. The update of donated state may take over the memory of the old state. Then the old state and its update
-count as one tensor ("the new parameter uses the memory address of the old parameter", section IV-B).
+number of operators. The update of donated state may take over the memory of the old state, and the two then count as one tensor
+("the new parameter uses the memory address of the old parameter", section IV-B).
 
-On a GPU, one kind of state is not updated in place: the weights of convolutions, and the optimizer's state for them. XLA computes
-their updates in a kernel that also transposes the gradient, and such a kernel cannot write where it reads. If this state is
-donated anyway, XLA writes the updates elsewhere and then copies them, which takes more kernels and traffic. So plans do not
-donate this state (docs/results.md, "What XLA cannot update in place").
+On a GPU, the weights of convolutions, and the optimizer's state for them, cannot be updated in place. XLA computes their updates
+in a kernel that also transposes the gradient, and such a kernel cannot write where it reads. If this state is donated anyway, XLA
+writes the updates elsewhere and then copies them, which takes more kernels and traffic. So plans do not donate this state
+(docs/results.md, "What XLA cannot update in place").
 """
 
 from collections.abc import Sequence

@@ -13,10 +13,11 @@ after the turn. An edge that is cut costs its capacity:
     o      -> t        keep(t)      t, an output of o, is kept
     t      -> sink     infinite     t is used after the turn
 
-`price` is a parameter: how many more bytes may be kept to move one byte less. Different prices give all choices from "keep
-everything" to "keep as little as possible". XLA runs *heavy* operators as kernels of their own, and fuses *light* ones into their
-consumers. A *join* is a light operator that adds large tensors, such as a residual sum. Joins are numbered along each chain of
-joins.
+`price` is a parameter: how many more bytes may be kept to save one byte of memory traffic. (Times count as the bytes that the
+device moves in that time.) Different prices give all choices from "keep everything" to "keep as little as possible". XLA runs
+*heavy* operators as kernels of their own, and fuses *light* ones into their consumers. A *join* is a light operator that adds
+large tensors, such as a residual sum. Joins that lead to one another through light operators form a *chain*, and are numbered
+along it.
 
     keep(t) = nbytes(t)                                 t lies in device memory anyway
             = nbytes(t) * (1 + price)                   t is fused into its readers, and would have to be written

@@ -8,17 +8,18 @@ their own, and fuses *light* ones into their consumers. Three rules move operato
                result that it depends on. Each gradient is then used as soon as it is computed.
     prelude    A light operator that depends on inputs and constants alone goes right before its first consumer.
     delayed    A product that only the tail depends on, with a result much larger than its operands (the gradient of a wide dense
-               layer), goes after all others. When it makes its result, the activations are no longer in memory.
+               layer), goes after all others. When the product makes its result, the activations are no longer in memory.
 
 A copy between device memory and host memory that the step makes itself counts as light in these rules: what comes from the host
 comes right before its first consumer, and what goes there is part of the tail.
 
-An operator that has an effect and no results (a debug print) is part of the tail. Whatever moves, effectful operators keep their
-order: each runs after the one before it, and what one of them reads is not delayed.
+An operator that has an effect and no results (a debug print) is part of the tail. Operators with effects always keep their order,
+and no operator on whose result one of them depends is delayed.
 
 Early updates only save memory if they take over the memory of the state that they update. If state is not donated, old and new
 state would be in memory at once during the backward pass. So the module compares three orders, and takes the one with the lowest
-peak. They follow from all three rules, from the rules `tail` and `prelude`, and from the rule `prelude` alone.
+peak of memory. The three orders follow from all three rules, from the rules `tail` and `prelude`, and from the rule `prelude`
+alone.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
 """Computes how long each tensor stays stored if some tensors are dropped, and what each segment must then compute again.
 
 A *segment* is a stretch of operators that is compiled as one executable. Time is counted in places, the positions of operators in
-their order of execution; boundary b lies before the operator at place b. A *dropped* tensor is stored only up to a given place. A
-segment that begins later and needs the tensor computes it again: the segment runs again the operator that makes the tensor. The
-inputs of this operator are stored, or are computed again in turn. The operators that run again for a tensor are the *chain* of
-the tensor. The tensors from which a chain starts must be kept as long as the chain may be needed:
+their order of execution; boundary b lies before the operator at place b. A tensor is *stored* while it is kept in device memory.
+A *dropped* tensor is stored only up to a given place. A segment that begins later and needs the tensor computes it again: it runs
+the operator that makes the tensor once more. The inputs of this operator are stored, or are computed again in turn. The operators
+that run again for a tensor are the *chain* of the tensor. The tensors from which a chain starts must be kept as long as the chain
+may be needed:
 
     far(d)   = places after end(d) that read the dropped tensor d, themselves or through operators that run again
     uses(t)  = places of the operators that read t
@@ -14,7 +15,7 @@ the tensor. The tensors from which a chain starts must be kept as long as the ch
              = last of needs(t)         otherwise
     stored at b  <=>  begin < b <= end  and t is not swapped out (`search/swaps.py`)
 
-The results of effectful operators are never dropped, since such an operator runs only once.
+The results of operators with effects (prints, callbacks) are never dropped, since such an operator runs only once.
 
 A segment runs a chain only once, even if several operators of the segment need the result. A segment never makes a tensor twice.
 """
