@@ -1,1 +1,1 @@
-"""The policies, which choose a plan under a memory limit: `auto`, the paper's algorithms, and the baselines."""
+"""The policies, which are ways to plan a step under a memory limit: `auto`, the paper's algorithms, and the baselines."""

@@ -1,18 +1,18 @@
 """Policy `auto`, the default: chooses the fastest plan that the planner finds under a memory limit.
 
-If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches for a cut into
-*segments*, stretches of operators that are each compiled as one executable. The search works on a condensed step (groups of
-operators and large tensors), which is faster to evaluate, but may count a little less memory than the plan needs. If segments of
-the plan exceed the limit, the plan is repaired under a limit that is lower by what was not counted. If no repair succeeds, the
-search is repeated under the lower limit. If the search finds nothing, the policy takes a plan that is found quickly, or the one
-with the least peak.
+If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches for a *schedule*: a cut
+into *segments*, stretches of operators that are each compiled as one executable, with the times at which each tensor is on the
+device. The search works on a *condensed step* (groups of operators and large tensors), which is faster to evaluate, but may count
+a little less memory than the plan needs. If segments of the plan exceed the limit, the schedule is *repaired*: moves, such as
+dropping a tensor, bring it under a limit that is lower by what was not counted. If no repair succeeds, the search is repeated
+under the lower limit. If the search finds nothing, the policy takes a plan that is found quickly, or the one with the least peak.
 
-If state may be on the host between two iterations, the search also starts from the schedule of the policy `tensile`, if there is
-one. That schedule fills the link with state, one tensor after another. The search's own starts do not.
+If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, if there is one.
+That plan fills the link between host and device with copies of state, one tensor after another. The search's own starts do not.
 
-If loops of the step are opened (every iteration's operators are written out), a plan that treats all iterations alike
-(`search/alike_iterations.py`) needs far fewer executables. The policy takes that plan if it is hardly slower than the step as one
-executable, or than what the search finds.
+A loop is *opened* if the step contains the operators of every iteration. For steps with opened loops, a plan that treats all
+iterations alike (`search/alike_iterations.py`) needs far fewer executables. The policy takes that plan if it is hardly slower
+than the step as one executable, or than what the search finds.
 """
 
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit

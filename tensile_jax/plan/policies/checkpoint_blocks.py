@@ -1,9 +1,9 @@
 """Policy `checkpoint`: makes the plan that `jax.checkpoint` around every block of the model would give, on the same graph.
 
-A *block* is a part of the forward pass. The step keeps what crosses from one block to another. A tensor that is made inside a
-block and that no other block reads is not stored after the block's forward pass. The backward pass computes such a tensor again.
-This is `jax.checkpoint` with its default policy (`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear
-Memory Cost" (2016). Users try `jax.checkpoint` first when memory is short. The TENSILE paper does not compare with it.
+A *block* is a part of the forward pass. The step keeps the tensors that one block makes and another one reads. All other tensors
+that a block makes are not stored after the block's forward pass. The backward pass computes them again. This is `jax.checkpoint`
+with its default policy (`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). Users try
+`jax.checkpoint` first when memory is short. The TENSILE paper does not compare with it.
 
     inside(b)  = tensors that operators of block b make, which no forward operator outside of b reads and the step does not return
     dropped[t] = the last place in b that reads t, or where t is made      for t in inside(b)
@@ -12,7 +12,7 @@ A *place* is the position of an operator in the order of execution. The module f
 path of scopes, and a name with a `'` belongs to the backward pass. The module uses the first of these rules that finds blocks:
 
     1. Numbered scopes with the same parent are blocks, if they have scopes of their own inside (`ResNet/Block_0` ...
-       `ResNet/Block_15`). The least deeply nested ones count. What is outside of these blocks is kept as policy `none` keeps it.
+       `ResNet/Block_15`). The least deeply nested ones count. Outside of these blocks, tensors are kept as by policy `none`.
     2. If there is one outermost scope, each of its children (`VGG/Conv_0`, `VGG/Dense_0`) begins a block. If there are several
        outermost scopes, each of them begins a block. What the parent scope does between two children belongs to the first one.
     3. If names give no structure, the forward pass is cut into about sqrt(n) blocks, by its n heavy operators (matrix

@@ -1,15 +1,15 @@
 """Computes when each copy to the host ends, if the copies run one after another in the order in which a plan issues them.
 
-A planning algorithm may place a copy to the host anywhere in the free time of the link: small tensors go into short gaps, and a
-large one waits for a long gap. A plan is simpler: it issues each copy right after the last access before the tensor leaves. The
-link makes these copies one after another, in the order in which they were issued:
+The algorithms of papers may place a copy to the host anywhere in the free time of the link between device and host: small tensors
+go into short gaps, and a large one waits for a long gap. A plan is simpler: it issues each copy right after the last access
+before the tensor leaves. The link makes these copies one after another, in the order in which they were issued:
 
     end(t) = max(end of the copy before, end of the last need of t) + nbytes(t) / rate
 
-So a copy may end later than the algorithm planned. If the tensor's absence from the device began at the planned time, a segment
-(a stretch of operators that is compiled as one executable) would wait for the copy. Here the absence begins when the copy does
-end. If nothing of the absence remains, the absence is left out. The tensor's next absence is then its first one, and the first
-absence of a tensor makes the copy to the host.
+So a copy may end later than the algorithm planned. Suppose that the tensor's *absence*, the time in which it is not on the
+device, began at the planned time. Then a segment (a stretch of operators that is compiled as one executable) would wait for the
+copy. Here the absence begins when the copy does end. If no time of the absence remains, the absence is left out. The copy to the
+host then belongs to the next absence of the tensor, because a tensor is copied to the host for its first absence only.
 
 A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave out
 what segments compute again, so in the plan a copy never ends at a later place than the one found here.

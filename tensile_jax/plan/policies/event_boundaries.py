@@ -1,20 +1,22 @@
 """Finds the boundaries at which a policy's copies begin and end, so that no segment waits for a copy that the policy hides.
 
-A *segment* is a stretch of operators that is compiled as one executable. So a copy can be issued, and waited for, only between
-two segments. Suppose a policy hides a copy behind some operators. If these operators lie in the middle of a segment, a segment
-waits for the copy after all. Each absence of a tensor therefore asks for boundaries. (A *place* is the position of an operator in
-the order of execution; boundary b lies before the operator at place b.)
+A *segment* is a stretch of operators that is compiled as one executable, so a copy can be issued, and waited for, only between
+two segments. A policy from a paper *hides* a copy behind some operators: the copy runs while they do. If these operators lie in
+the middle of a segment, a segment waits for the copy after all. So each *absence* of a tensor, from its copy to the host to its
+copy back, asks for boundaries at these places. (A *place* is the position of an operator in the order of execution; boundary b
+lies before the operator at place b.)
 
     issued    after the last operator that needs the tensor before it leaves: the copy to the host is issued here
     back      before the operator during which the copy to the device begins: the copy to the device is issued here
     used      before the next operator that needs the tensor: the copy to the device must have ended here
 
 The end of the copy to the host needs no boundary of its own. The tensor is freed at the first boundary after that end, and no
-segment waits. If the tensor then stays on the device for too long, the limit makes the cut add a boundary.
+segment waits. If the tensor then stays on the device so long that a segment exceeds the memory limit, `segments.py` adds a
+boundary.
 
-Each boundary costs the time of one launch, `launch_us`. Computation may as well wait that long for a copy. So a boundary is left
-out if another chosen one is near: less than `launch_us` after `issued`, or less than `launch_us` before `back` or `used`. The
-policy's cut has all boundaries that remain. The cut has others only where the limit requires them, or where they save time.
+Each boundary costs the time of one launch, `launch_us`. To wait that long for a copy is no worse. So a boundary is left out if
+another chosen one is near: less than `launch_us` after `issued`, or less than `launch_us` before `back` or `used`. The plan has
+all boundaries that remain, and others only where the limit requires them, or where they save time.
 
 Times in microseconds since the step began.
 """

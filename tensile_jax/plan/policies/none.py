@@ -1,9 +1,9 @@
 """Policy `none`: swaps nothing, and recomputes only what XLA fuses anyway. This is "vanilla" in the TENSILE paper: no schedule at
 all.
 
-The step is nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. Two amounts of
-memory bound the segments: 95 % of the peak of the step as one executable, and 4 % more than the least peak of any cut. The
-segments may use the larger of the two, but never more than the limit. The other policies start from the tensors that this policy
+The step is nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. With more memory,
+fewer segments suffice. Segments may need 95 % of the peak of the step as one executable, or 4 % more than the least peak of any
+cut, whichever is more, but never more than the limit. The other policies from papers start from the tensors that this policy
 keeps.
 """
 

@@ -15,10 +15,10 @@ Between `forward` and `backward`, X is away for the longest interval in which no
 
 The last layer of the forward pass is the first one of the backward pass. For this layer, the heavy operator after X's last need
 takes the place of the next layer's convolution, and the heavy operator before X's next need takes the place of the layer before.
-All layers are offloaded, whatever the limit. The policy leaves layers out only if the host cannot hold all feature maps
-(`host_limit.py`). The plan's segments, stretches of operators that are each compiled as one executable, begin and end where these
-copies are issued and awaited (`event_boundaries.py`). If the whole step fits the limit, it runs as one executable. If no feature
-map can leave, the policy does what `none` does.
+The feature maps of all layers are copied to the host, whatever the limit of device memory. The policy leaves some out only if the
+host cannot hold all of them (`host_limit.py`). The plan's segments, stretches of operators that are each compiled as one
+executable, begin and end where these copies are issued and awaited (`event_boundaries.py`). If the whole step fits the limit, it
+runs as one executable. If no feature map can leave, the policy swaps nothing, like the policy `none`.
 
 Differences from the paper:
 
@@ -26,8 +26,8 @@ Differences from the paper:
       that needs X last. So the next layer hides the copy, and X stays on the device for that much longer. The first segment that
       begins after the next layer's convolution waits for the copy.
     - XLA chooses the algorithms of convolutions.
-    - Tensors that policy `none` does not store, because XLA fuses them, cannot be offloaded. Nor are inputs that
-      the caller owns.
+    - Tensors that are not stored, because XLA fuses them into their readers, cannot be copied to the host. Inputs that belong to
+      the caller stay on the device as well.
 
 Times in microseconds since the step began.
 """

@@ -15,15 +15,15 @@ no kernel should exceed.
 
 A swap has two copies, one in each direction, and the link has one lane for each direction. The copy to the host starts as soon as
 its lane is free. The copy to the device starts as late as the back access and its lane allow; Capuchin calls this start the
-*in-trigger*. Between these copies, the tensor may still lie on the device during a kernel that exceeds the target. Then
-computation has to wait for a copy. Such a swap is widened: the tensor is away from the first to the last kernel in the gap that
-exceeds the target. The *overhead* of the swap is the part of its copies that does not fit before and after these kernels.
+*in-trigger*. Between these copies, the tensor may still lie on the device during a kernel that exceeds the target. Such a swap is
+widened, although computation then waits for a copy: the tensor is away from the first to the last kernel in between that exceeds
+the target. The *overhead* of the swap is the part of its copies that does not fit before and after these kernels.
 
 A recomputation of t starts from the *sources* of t: tensors that are on the device whenever t is needed again. If an input of t
 is no longer stored at that time, it is computed again first. rp(t) is the time of this whole chain of operators, from the sources
 to t. Suppose t is a source of tensor u, and t is dropped as well. To compute u again, one must now compute t first, from the
 sources of t. ext(t) is this extra time, summed over all such u. If the chain needs a tensor that has been swapped out, t is not
-recomputed ("those tensor accesses which have never been released", TENSILE section IV-D).
+recomputed. (TENSILE, section IV-D, has the same rule: only "those tensor accesses which have never been released".)
 
 Difference from Capuchin: MSPS counts the chain once for the tensor and once for each tensor that starts from it, as Capuchin
 does. But here every *segment* (a stretch of operators that is compiled as one executable) that needs a dropped tensor computes

@@ -1,13 +1,13 @@
-"""Starts copies to the device earlier, where a segment of the plan still waits for such a copy. (A *segment* is a stretch of
-operators that is compiled as one executable.)
+"""Starts copies to the device earlier, where the plan still waits for such a copy.
 
 The start of a copy to the device is called its *in-trigger*. Capuchin (Peng et al., ASPLOS 2020, section 4.3) observes whether
 the copy is still going on when its tensor is accessed. If so, the next iteration starts the copy earlier, by 5 % of the copy's
 duration, until the tensor is there in time.
 
 Differences from the paper: The iterations are simulated (`result/simulate.py`), because a plan does not change while it runs. A
-plan starts copies between segments only, so an in-trigger moves by one segment. It moves only if this segment has room for the
-tensor under the limit. The moves end when they no longer make the step faster.
+plan starts copies only between *segments*, stretches of operators that are each compiled as one executable. So an in-trigger
+moves by one segment, and only if this segment has room for the tensor under the limit. The moves end when they no longer make the
+step faster.
 """
 
 from collections.abc import Iterator

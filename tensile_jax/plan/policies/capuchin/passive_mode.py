@@ -3,15 +3,15 @@
 Capuchin (Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS 2020, section 4.2) knows nothing
 about a step before it has run once. It runs the first iteration in *passive mode*: when an allocation fails, it copies tensors to
 the host, the least recently accessed ones first, until there is room. When an operator accesses an evicted tensor, the tensor is
-copied back. Computation waits for both copies. TENSILE's paper has a table of first iterations, which compares TENSILE with this
-iteration. The time of the iteration is
+copied back. Computation waits for both copies. The TENSILE paper compares its own first iteration with this one. The time of the
+iteration is
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* here is one heavy operator, such as a matrix product, with the light ones that XLA fuses with it. It consists of the
-operators between two neighbouring places at which policy `none` may cut the step (`StepModel.base`). A kernel accesses the
-tensors that it reads from memory and those that it leaves there. The times of accesses leave out the copies, as Capuchin's do, so
-that they hold for later iterations too.
+A *kernel* here is one heavy operator, such as a matrix product, with the light ones that XLA fuses with it. Kernels begin at
+places at which a plan may cut the step (`StepModel.boundaries`). If there are several such places after a heavy operator, those
+are chosen that lead to the least peak. A kernel accesses the tensors that it reads from memory and those that it leaves there.
+The times of accesses leave out the copies, as Capuchin's do, so that they hold for later iterations too.
 
 Differences from the paper:
 

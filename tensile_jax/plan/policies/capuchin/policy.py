@@ -1,10 +1,11 @@
 """Policy `capuchin`: makes one plan of swaps and recomputations from the tensor accesses of the first iteration.
 
 Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020), sections 4.3 to 4.5, the second
-baseline of TENSILE (section V). The first iteration runs in passive mode (`passive_mode.py`). It shows when tensors are accessed,
-and which kernels need more memory than there is. A *kernel* is one heavy operator (one that XLA does not fuse into others) with
-the light ones that XLA fuses with it. An *eviction* removes a tensor from the device between two of its accesses. The policy
-chooses all evictions once (`evictions.py` has the formulas). The *target* is the memory that no kernel should exceed:
+baseline of TENSILE (section V). The first iteration runs in *passive mode*: it copies tensors to the host when an allocation
+fails (`passive_mode.py`). This shows when tensors are accessed, and which kernels need more memory than there is. A *kernel* is
+one heavy operator (one that XLA does not fuse into others) with the light ones that XLA fuses with it. An *eviction* removes a
+tensor from the device between two of its accesses. The policy chooses all evictions once (`evictions.py` has the formulas). The
+*target* is the memory that no kernel should exceed:
 
     1. The candidates are the evictions that lower the memory of a kernel which needs more than the target. The policy looks at
        them one after another. The one with the most free time (FT) comes first.
@@ -17,23 +18,24 @@ chooses all evictions once (`evictions.py` has the formulas). The *target* is th
        the remaining candidates again, as long as that evicts something.
     5. Copies to the device start earlier where a segment still waits for them (`feedback.py`).
 
-A tensor leaves when its copy to the host ends. If no cut into segments is under the limit then, the tensor leaves before the
-first kernel that exceeds the target. That kernel waits for the copy, as Capuchin does when an allocation fails.
+A tensor leaves the device when its copy to the host ends, and nothing waits for the copy. If no cut into *segments*, stretches of
+operators that are each compiled as one executable, is under the limit in this way, each tensor leaves before the first kernel
+that exceeds the target. That kernel waits for the copy, as Capuchin does when an allocation fails.
 
 At first, the target is the limit. Nothing is scheduled across iterations: state is on the device when the iteration begins and
 ends, even with `state_memory="any"`. If the whole step fits the limit, it runs as one executable. Ties go to the larger tensor,
 then to the lower id, then to the earlier access. A swap goes before a recomputation.
 
-Collective recomputation: when Capuchin computes a chain again for one tensor, it keeps the other evicted tensors of the chain as
-long as memory allows, so that the chain does not run once for each of them. Here a segment runs a chain once for all tensors that
-the segment needs, and hands none of them on to the next segment. Each further segment that needs the chain adds its time to the
-cost of the cut. So the cheapest cut joins segments as far as the limit allows.
+Collective recomputation: to compute a tensor again may take a chain of operators, which makes other evicted tensors on the way.
+Capuchin keeps these as long as memory allows, so that the chain does not run once for each of them. Here a segment runs a chain
+once for all tensors that the segment needs, and hands none of them on to the next segment. Each further segment that needs the
+chain adds its time to the cost of the cut. So the cheapest cut joins segments as far as the limit allows.
 
 Differences from the paper:
 
     - Accesses are those of kernels, not of single operators, and times come from the device profile.
-    - Kernels run in segments (each is one executable) that begin and end at the copies (`event_boundaries.py`). Such a segment
-      may need more memory than each of its kernels. If no cut into segments is under the limit, lower targets are tried.
+    - Kernels run in segments that begin and end at the copies (`event_boundaries.py`). Such a segment may need more memory than
+      each of its kernels. If no cut into segments is under the limit, lower targets are tried.
     - Swaps that the host cannot hold are left out (`policies/host_limit.py`).
     - `evictions.py`, `passive_mode.py` and `feedback.py` list further differences.
 """

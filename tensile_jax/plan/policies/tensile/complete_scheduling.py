@@ -1,14 +1,15 @@
 """Implements TENSILE's complete scheduling algorithm, which adds swaps at the memory peak as long as it finds any, and then
 recomputations.
 
-The module follows Algorithm 3 line by line. MP is the memory peak, and `iter` counts the iterations of the algorithm's loop. The
-printed algorithm is ambiguous in places. This table says how the module reads its lines:
+The module follows Algorithm 3 line by line. MP is the memory peak, Free_GPU_Memory is the budget, and `iter` counts the
+iterations of the algorithm's loop. The printed algorithm is ambiguous in places. This table says how the module reads its lines:
 
-    2      "Activity analysis" is done by peak analysis: it releases every tensor after the tensor's last access.
+    2      "Activity analysis" releases every tensor after the tensor's last access. Here the peak analysis (`footprint.py`) does
+           so.
     4      In each iteration, MP falls by the part (MP before - MP after) / MP before. The algorithm stops if the mean of this
            part over the past 3 iterations is below 0.0005 "and iter > 100". So it makes at least 101 iterations if it always
            finds something to do.
-    5      The loop ends in this line, whether the memory is enough or not.
+    5      The loop ends in this line, whether MP is within the budget or not.
     6-7    These lines say "if iter = 0". The text says "at each iteration, the algorithm will start with running the
            GPU_Memory_Peak_Analysis". The peak is analysed in each iteration, since all later lines need the current peak.
     9-12   These lines set swap_succeed to False, and to False again if nothing was generated. Here it becomes True if something

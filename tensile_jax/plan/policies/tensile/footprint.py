@@ -1,8 +1,9 @@
 """Finds the memory peak: how much device memory is used at most, when, by which tensors, and which access came before.
 
-TENSILE section IV-B. The module finds the same peak as Algorithm 1, but faster. Algorithm 3 adds swaps and recomputations one by
-one. After each of these events, the module finds the new peak without going over the whole time axis again. An event makes a
-tensor absent from the device over a time `[leave, back)`, in which the bytes of the tensor do not count:
+TENSILE section IV-B. The *footprint* is the device memory in use at a time. The module finds the same peak of it as Algorithm 1,
+but faster. Algorithm 3 adds swaps and recomputations one by one. After each of these events, the module finds the new peak
+without going over the whole time axis again. An event makes a tensor absent from the device over a time `[leave, back)`, in which
+the bytes of the tensor do not count:
 
     usage(t) = sum of nbytes over lifetimes [begin, end) with begin <= t < end
              - sum of nbytes over absences [leave, back) with leave <= t < back

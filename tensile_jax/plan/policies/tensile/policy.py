@@ -1,4 +1,4 @@
-"""Policy `tensile`: plans with the paper's own algorithms, between the boundaries at which policy `none` may cut the step.
+"""Policy `tensile`: plans with the paper's own algorithms, between the places where a plan may be cut.
 
     analysis/access.py         the tensor access sequence (section IV-A)
     footprint.py               Algorithm 1, GPU memory peak analysis, kept up to date while events are added
@@ -9,17 +9,18 @@
                                the intervals in which it is not on the device
 
 Algorithm 3 gets a budget: the memory in which the tensors should fit. It does not stop swapping when the tensors fit, but goes on
-as long as it finds a swap. It adds a recomputation only while the tensors stored between segments need as much as the budget or
-more. A *segment* is a stretch of operators that is compiled as one executable. The paper's footprint leaves out what a segment
-needs beside its inputs and results (its *workspace*), so a plan may need more than its schedule says. The policy therefore
-repeats Algorithm 3 with smaller and smaller budgets, and each time cuts the step into segments by the schedule. It stops when the
-plan, workspaces included, is under the limit. If the whole step fits the limit, it runs as one executable.
+as long as it finds a swap. It adds a recomputation only while the tensors in memory need as much as the budget or more. A
+*segment* is a stretch of operators that is compiled as one executable. The paper counts the bytes of tensors only, and leaves out
+a segment's *workspace*, what the segment needs beside its inputs and results. So a plan may need more than its schedule says. The
+policy therefore runs Algorithm 3 first with the limit as its budget. If no cut into segments, workspaces included, is under the
+limit, it runs Algorithm 3 again with a budget of zero, which saves as much memory as the algorithm can. If the whole step fits
+the limit, it runs as one executable.
 
 Differences from the paper:
 
     - Latencies come from a device profile; the paper predicts them with an MLP.
-    - The operators that access tensors are the stretches of the jaxpr between two boundaries; in the paper they are the operators
-      of a framework.
+    - The operators that access tensors are the stretches of the jaxpr between two places where the step may be cut; in the paper
+      they are the operators of a framework.
     - The paper runs these operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
       (`event_boundaries.py`). Other boundaries are added only where the limit requires them.
     - Algorithm 2 says when a copy to the host begins. Here it begins right after the last access, or when the copy that was

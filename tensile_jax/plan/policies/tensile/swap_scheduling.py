@@ -1,8 +1,9 @@
 """Schedules swaps: which tensor of the memory peak is swapped out and in, and when.
 
-TENSILE section IV-C and Algorithm 2, in the paper's terms (`analysis/access.py`): the *TGA* is the access that generates a
-tensor, a *TUA* is an access that uses it, and *MPTime* is the time of the peak. One call of Algorithm 2 looks at the tensors that
-are on the device at the peak, the largest first. It schedules the first tensor for which it finds free windows on the link:
+TENSILE section IV-C and Algorithm 2, in the paper's terms (`analysis/access.py`): the *TGA* (Tensor Generating Access) is the
+execution of the operator that generates a tensor, a *TUA* (Tensor Using Access) that of an operator that uses it, and *MPTime* is
+the time of the memory peak. One call of Algorithm 2 looks at the tensors that are on the device at the peak, the largest first.
+It schedules the first tensor for which it finds *windows*, free times on the link between device and host:
 
     swap-out          in [TGA.end, MPTime], as early as possible
     swap-in           in [swap-out.end, TUA.begin], as late as possible, for the first TUA after the swap-out
@@ -15,8 +16,8 @@ released, not copied out again.
 
 The printed algorithm is ambiguous in places. This table says how the module reads the lines of Algorithm 2:
 
-    14     The swap-in also fails if no TUA follows the swap-out. Line 18 then withdraws the swap-out: activity analysis releases
-           what nothing needs any more, and results must be there in the end.
+    14     The swap-in also fails if no TUA follows the swap-out. Line 18 then withdraws the swap-out. It would save nothing:
+           activity analysis releases a tensor that nothing needs any more, and a result must be there in the end.
     19     The line says `latest_time`; the text says "we will update the Swap-Out Event's *earliest* start time". The module
            follows the text, since with the line as printed every try would be the same. `latest_time` is always the time of the
            peak, and the whole copy must end by then.
