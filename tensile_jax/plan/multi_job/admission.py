@@ -1,7 +1,8 @@
 """Decides whether a job is admitted beside others under one budget, and under which limits a new job is planned.
 
-A job is *parked* when its whole state is in host memory. `parked_bytes` is what the job occupies on the device even then: the
-constants of its plan, and metrics that nobody has read yet. A job can run if its peak fits while all other jobs are parked:
+The jobs share a device, and each runs its step again and again. A job is *parked* when its whole state is in host memory.
+`parked_bytes` is what the job occupies on the device even then: the constants of its plan, and metrics that nobody has read yet.
+`peak` is the most that the job needs on the device at any time. A job can run if its peak fits while all other jobs are parked:
 
     spare       = budget - sum over all jobs k of parked_k
     can_run(j)  <=>  peak_j - parked_j <= spare
@@ -14,10 +15,12 @@ these budgets:
     host        sum over k of host_k
 
 A new job is first planned under the memory that the other jobs leave free between their iterations. With such a plan, no job's
-state has to move when another job's iteration begins. If there is none, the job is planned under the whole budget, and jobs are
-parked while others run. The maximal swapping rate of a job (TENSILE section IV-D) limits how many bytes its plan swaps.
+state has to move when another job's iteration begins. If there is no such plan, the job is planned under the whole budget, and
+jobs are parked while others run. A job's *maximal swapping rate* (TENSILE section IV-D), a part of what all jobs swap, limits how
+many bytes the job's plan swaps.
 
-Both the runtime's controller and the command `tensile plan JOBS.toml` use this module. Sizes in bytes.
+Two callers use this module: the runtime's controller, which decides what runs next, and the command `tensile plan JOBS.toml`.
+Sizes in bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence

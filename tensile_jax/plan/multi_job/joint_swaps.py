@@ -1,7 +1,7 @@
 """Chooses the swaps of several jobs together, for the jobs whose policy is `tensile` (TENSILE, Algorithms 2 and 3).
 
-All jobs share one link between device and host, and one time axis. One iteration of each job begins at time zero. The paper's
-greedy algorithm goes on until it finds no more swaps:
+All jobs share one link between device and host, and one time axis, on which one iteration of each job begins at time zero. The
+paper's greedy algorithm chooses one swap after another until it finds no more. These are its terms:
 
     MP_j      the peak of job j with the swaps that were chosen so far; MP = sum over all jobs of MP_j
     MPT       the tensors that are on the device at these peaks. The largest tensor that can be swapped is chosen, whatever job it
@@ -12,12 +12,13 @@ greedy algorithm goes on until it finds no more swaps:
 
 The recomputations are then chosen for each job alone (`policies/tensile/complete_scheduling.py`), in the order of Algorithm 3.
 Line 4 of Algorithm 3 ends the search: "the average MP_j of the jobs corresponding to the selected tensors in the past 3
-iterations reduces less than 0.05%". This module takes MP instead of the average MP_j. In one iteration of the algorithm, only the
-MP_j of the selected tensor's job changes, and MP changes by as much.
+iterations reduces less than 0.05%". This module takes MP instead of the average MP_j, because in one iteration of the algorithm,
+only the MP_j of the selected tensor's job changes, and MP changes by as much.
 
-Differences from the paper: The jobs run on a device in turns, one segment at a time. So the time axis is right for a job only
-while the job runs without the others. Recomputations are chosen for each job under its own limit, because the runtime gives each
-job a limit. A job whose whole step fits its limit runs as one executable, without the swaps that were chosen for it.
+Differences from the paper: The jobs run on a device in turns, one *segment* (a stretch of operators that is compiled as one
+executable) at a time. So the time axis is right for a job only while the job runs without the others. Recomputations are chosen
+for each job under its own limit, because the runtime gives each job a limit. A job whose whole step fits its limit runs as one
+executable, without the swaps that were chosen for it.
 
 Ties go to the earlier job, then to the lower tensor id. Sizes in bytes, times in microseconds.
 """

@@ -1,7 +1,8 @@
 """Defines the memory profile of a job: how many bytes each move of its iteration needs, and how many it leaves on the device.
 
-A job's iteration is a chain of *moves*, such as launches and waits for copies. Position i of the chain lies before move i. The
-runtime issues several moves together, as a *run*: the run `[begin, end)` leads from position `begin` to position `end`.
+Several jobs share a device. A job's iteration is a chain of *moves*, such as launches of executables and waits for copies.
+Position i of the chain lies before move i. The runtime issues several moves together, as a *run*: the run `[begin, end)` leads
+from position `begin` to position `end`.
 
     move i      uses needs[i] bytes until it is over; then the job holds holds[i + 1] bytes
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
@@ -9,17 +10,18 @@ runtime issues several moves together, as a *run*: the run `[begin, end)` leads 
                 LAUNCH    occupies the compute stream until it ends
 
     holds[0] = holds[n] = idle_bytes: what the job holds between iterations, that is, the state that is on the device then
-    parked_bytes: what remains on the device when the whole state is on the host
+    parked_bytes: what remains on the device while the job is *parked*, that is, while its whole state is on the host
 
-The other fields follow from these. They are computed once, when a `MemoryProfile` is made, so that each decision about jobs is
-fast:
+The other fields follow from these. They are computed once, when a `MemoryProfile` is made, so that decisions which job may go on
+are fast:
 
     peak_bytes  the most that any move needs;   rise_bytes = peak_bytes - parked_bytes
     lower[i]    the first position after i at which no more is held than at i; -1 if there is none
     hill[i]     the most that is needed on the way to lower[i]; if lower[i] is -1, on the way to the end
     ahead[i]    the most that is needed from position i to the end;   floor[i]   the least that is held from there to the end
     run_end[i]  where a run that begins at position i ends at the latest: before the next WAIT and before the last move. The first
-                move, the last move and a WAIT are each issued alone. A job alone on a CPU has longer runs (`ledger.py`)
+                move, the last move and a WAIT are each issued alone. A job alone on a CPU has longer runs
+                (`exec/controller/ledger.py`)
 
 This is the hill and valley form of a chain (Abdel-Wahab and Kameda, "Scheduling to minimize maximum cumulative cost subject to
 series-parallel precedence constraints", 1978). Sizes in bytes, times in microseconds.

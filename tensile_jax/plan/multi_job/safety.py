@@ -1,7 +1,7 @@
 """Decides whether all running iterations can still be finished under a budget, as the banker's algorithm decides which states are
 safe.
 
-Several jobs share a device, and each job's iteration is a chain of *moves*, such as launches and waits for copies
+Several jobs share a device, and each job's iteration is a chain of *moves*, such as launches of executables and waits for copies
 (`memory_profile.py`). A state of the jobs is *safe* if some order of all remaining moves, one at a time, never needs more than
 the budget. The paper adds up the jobs' peaks (TENSILE section III-B, "MP = sum of MP_j"), and Dijkstra's banker's algorithm knows
 only each job's peak. Here the peak of one job may come while another job holds little, so more states are safe. Safety is decided
@@ -9,8 +9,8 @@ exactly, by the exchange argument of Abdel-Wahab and Kameda (1978). The *least p
 that the chain still has to pass, where its job holds the fewest bytes. There are two passes:
 
     forward     If a chain can advance, under the budget, to a position where it holds no more than now, it does: no other chain
-                is worse off. This is repeated until every chain has reached its least position. If a chain cannot get there, the
-                state is not safe.
+                is worse off. This is repeated until every chain has reached its least position. If a chain cannot reach its least
+                position, the state is not safe.
     backward    The same in reverse time: from the end of all iterations, every chain goes back to its least position.
 
 Every order of moves can be rearranged so that at some moment all chains are at their least positions. A state is therefore safe
