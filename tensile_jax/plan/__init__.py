@@ -1,18 +1,19 @@
 """Plans steps: takes a step's graph, a device profile and a memory limit, and gives a plan.
 
-A plan cuts the step into *segments*, stretches of operators that are each compiled as one executable. The same input always gives
-the same plan. Nothing here runs on a device or imports JAX.
+A plan cuts the step into *segments*, stretches of operators that are each compiled as one executable. It also says which tensors
+are copied to the host and back, and which are computed again. The same input always gives the same plan. Nothing here runs on a
+device or imports JAX.
 
 planner.py      plans one step: the `Planner`
-comparison.py   compares the plans of all policies for one step
+comparison.py   compares the plans of all policies (ways to plan) for one step
 update.py       follows the latencies of a running plan, and chooses a new plan from them
-policies/       the policies, which choose plans: `auto`, the algorithms of the paper TENSILE, and the baselines
-search/         how `auto` searches: the condensed step, the memory of segments, schedules, moves and bounds
-analysis/       computes facts about a step: latencies, copy times, lifetimes, fusion
-result/         builds a plan from a choice, simulates it and checks it
-multi_job/      several jobs under one budget: admission, safety, state on the host
+policies/       the policies: `auto`, the algorithms of the paper TENSILE, and the baselines
+search/         how `auto` searches for a plan
+analysis/       computes facts about a step: latencies, copy times, lifetimes of tensors, fusion
+result/         builds a plan from a policy's choice, simulates the plan and checks it
+multi_job/      several jobs under one budget: which ones are admitted, what may run now, what state is on the host
 
-latest_results.py   what several of these do not compute twice
+latest_results.py   remembers what several of these would otherwise compute twice
 """
 
 from tensile_jax.plan.analysis.device_profile import DeviceProfile

@@ -4,9 +4,10 @@
     EOR = time of a step / vanilla time of a step     extra overhead rate
     CBR = MSR / EOR                                   cost-benefit rate
 
-Vanilla is the plan of policy `none`: this project's own runtime without a schedule. Every policy plans with `state_memory="any"`,
-because the paper schedules across iterations: a state tensor may be in host memory from its update to its first use in the next
-iteration. Capuchin, vDNN and checkpointing do not use that. Peaks in bytes, times in microseconds, all predicted.
+A *policy* is a way to plan: `auto`, TENSILE, Capuchin and others. *Vanilla* is the plan of policy `none`: this project's own
+runtime without a schedule. Every policy plans with `state_memory="any"`, because the paper schedules across iterations: a state
+tensor may be in host memory from its update to its first use in the next iteration. Capuchin, vDNN and checkpointing never do so.
+Peaks in bytes, times in microseconds, all predicted.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Remembers the latest result of each of several computations, so that asking again with equal arguments computes nothing.
 
-Of each computation, only the latest result is kept. A planner is asked for plans under many limits, one after another, and a plan
-is large, so keeping all of them would take too much memory.
+Only the latest result of each computation is kept. A planner is asked for plans under many limits, one after another, and a plan
+is large, so to keep all plans would take too much memory.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """Plans one step: the entry point of this package for one job.
 
-A `Planner` knows a step's graph, a device profile and a policy. Its methods give
+A `Planner` knows a step's graph, a device profile and a *policy*, which is a way to plan. A plan cuts the step into *segments*,
+stretches of operators that are each compiled as one executable. The methods of a planner give
 
     plan            the plan of the policy under a limit in bytes
     floor_bytes     the smallest limit for which the policy has a plan
@@ -9,14 +10,14 @@ A `Planner` knows a step's graph, a device profile and a policy. Its methods giv
     bound_us        a lower bound on the time of every plan under a limit
     offload_state   the same segments with some state on the host between its uses
 
-The planner replays every plan (`result/check.py`) before it returns the plan. If the replay refuses a plan, this package has made
-a mistake. The user's step can still run: the planner asks the policy for a plan with less memory, and then asks the other
-policies. The plan that it returns has a note with the reason of the refusal.
+Before the planner returns a plan, it *replays* the plan: an independent check goes through the plan's segments and copies without
+running them (`result/check.py`). If the replay refuses a plan, this package has made a mistake. The user's step can still run:
+the planner asks the policy for a plan with less memory, and then asks the other policies. The plan that it returns has a note
+with the reason of the refusal.
 
-A *segment* is a stretch of operators that is compiled as one executable. The *workspace* of a segment is the memory that the
-segment needs beside its inputs and results. A planner estimates it, unless the segment was compiled and `CompiledSizes` has the
-true size. Nothing here compiles or runs. If no plan keeps the limit, the result is None, not an error. Sizes in bytes, times in
-microseconds.
+The *workspace* of a segment is the memory that the segment needs beside its inputs and results. A planner estimates the
+workspace, unless the segment was compiled and `CompiledSizes` has the true size. Nothing here compiles or runs. If no plan keeps
+the limit, `plan` returns None and raises no error. Sizes in bytes, times in microseconds.
 """
 
 from bisect import bisect_left

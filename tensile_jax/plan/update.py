@@ -6,14 +6,15 @@ IV-E, "Scheduling Plan Updating").
     s'                                              the newest sum of the averages
     drift = |s' - s| / s                            the paper's average latency rate of change
 
-If the drift exceeds the user's threshold in several measured iterations one after another, a new plan is due. The step is then
-planned again with corrected latencies. The latency of each operator is multiplied by a factor: the average latency of the
-operator's segment, divided by the predicted one.
+If the drift exceeds the user's threshold in several measured iterations one after another, and the plan has run for much longer
+than planning takes, the step is planned again with corrected latencies. The latency of each operator is multiplied by a factor:
+the average latency of the operator's segment, divided by the predicted one. (A *segment* is a stretch of operators that is
+compiled as one executable.)
 
-The paper measures every operator. Here operators run inside a *segment*, a stretch of operators that is compiled as one
-executable. So the latency of a segment is measured, and all operators of the segment are corrected by the same factor. The paper
-updates the plan whenever the threshold is exceeded. Here the new plan must also be predicted to be faster than the old one,
-because its segments must be compiled. Otherwise the old plan keeps its segments and copies, and only its predicted times change.
+Differences from the paper: The paper measures every operator. Here only a segment can be measured, so all its operators are
+corrected by the same factor. The paper updates the plan whenever the threshold is exceeded. Here the new plan must also be
+predicted to be faster than the old one, because its segments must be compiled. Otherwise the old plan keeps its segments and
+copies, and only its predicted times change.
 
 Latencies are in microseconds.
 """
