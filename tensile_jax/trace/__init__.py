@@ -1,7 +1,8 @@
 """Traces a step without running it.
 
-The package takes a function and its arguments. It makes a *flat program* of them: a list of equations without calls
-(`program.py`, made by `reading/flatten.py`). It also makes the graph of the program's operators and tensors (`graph.py`).
+The package takes a function and its arguments, and gives a *flat program*: a list of equations without calls (`program.py`
+defines programs, `reading/flatten.py` makes them). It also gives the graph of the program's operators and tensors, on which the
+planner works (`graph.py`).
 """
 
 from tensile_jax.trace.avals import (

@@ -4,8 +4,9 @@ A tensor that is an argument or a result of the step is named by its path in the
 `state.params['Dense_0']['kernel']`. An operator is named by the scope in which the user wrote it and by its primitive:
 `ResNet/Block_3/Conv_1/conv_general_dilated`. The scope ends in an apostrophe (`Block_3'`) if differentiation added the operator.
 
-An input is *carried* if it is state: an output of the step takes its place in the next iteration. The role of a tensor follows
-from its place in the program. It is the first role in this table that fits:
+An input is *carried* if it is state: an output of the step takes its place in the next iteration. A tensor's *role* says what the
+tensor is for. It follows from the tensor's place in the program, and is the first role in this table that fits. (A *heavy*
+operator, such as a matrix product, is one that XLA runs as a kernel of its own.)
 
     parameter        carried input that is no scalar, that a heavy operator depends on, and whose path names no optimizer (`opt`)
     optimizer_state  carried input whose path names an optimizer, or that has the shape of a parameter and whose new value depends
@@ -13,7 +14,7 @@ from its place in the program. It is the first role in this table that fits:
     state            any other carried input (statistics, counters, keys)
     batch            an input that is not carried
     constant         an array that the step's function captures
-    (as its input)   output that takes the place of a carried input
+    (the input's)    output that takes the place of a carried input, with the same role
     output           any other output of the step
     gradient         result of an operator of the backward pass (scope `transpose`), with the shape of a parameter
     activation       any other result

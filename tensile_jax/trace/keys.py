@@ -1,4 +1,4 @@
-"""Makes keys for parts of a program: equal keys mean the same value, or the same computation."""
+"""Makes keys for parts of a program, so that equal parts are found: equal keys mean the same value, or the same computation."""
 
 from typing import Any
 

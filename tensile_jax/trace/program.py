@@ -4,7 +4,8 @@
     Equation ::= primitive params inputs=(Atom*) outputs=(Variable*) scope
     Atom     ::= Variable | Immediate(value)
 
-Variables are integers in the order in which they are made.
+Variables are integers in the order in which they are made. An immediate is a scalar that is written into the program. A scope is
+the name scope (`jax.named_scope`, or a layer of a network) in which the user wrote the equation.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,7 @@
-"""Runs equations of a flat program (one list) on values, which may be JAX's tracers.
+"""Runs equations of a flat program (one list of equations, without calls) on values, which may be JAX's tracers.
 
-Neighbouring equations of one `shard_map` of the user run together in one `shard_map` again (`reading/shard_maps.py`).
+A flat program contains the equations inside the user's `shard_map`s one by one. Neighbouring equations of the same `shard_map`
+run together in one `shard_map` again (`reading/shard_maps.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -8,7 +8,7 @@ are held until then. A body differs from a step in its inputs and outputs:
     carried value   comes in a buffer, and its next value goes to the same buffer. XLA updates this buffer at the end of the
                     body. If light operators compute the next value, their operands are held until then. Examples are the
                     gradients in a training loop, and the parts of a gradient in a recurrent network's backward pass.
-    element         of a stacked array: in memory from its first use to its last one, if a heavy operator reads it.
+    element         of a stacked array: in memory from its first use to its last one, if a heavy operator reads the element.
     update          of a part of an array (`dynamic_update_slice`, a scatter): in place, if nothing needs the array afterwards.
     branch          the results of a branch are in the memory of the conditional's results.
 

@@ -5,8 +5,8 @@
     light      XLA fuses the equation into its neighbours
 
 The kind is looked up in a table of primitives. A primitive that is not in the table counts as heavy, because that is the smaller
-error. A light equation that counts as heavy costs some time. If a heavy equation counts as light, the planner expects a fusion
-that does not happen.
+error. If a light equation counts as heavy, the plan may take a little more time than needed. If a heavy equation counted as
+light, the planner would expect a fusion that does not happen, and so less memory than the step needs.
 """
 
 from tensile_jax.ir import OUTER_PRODUCTS, Kind

@@ -1,21 +1,22 @@
 """Finds the treatment of every loop and conditional of a step, before the step becomes one list of equations.
 
-A *treatment* says whether a loop or a conditional is kept whole, opened (replaced by its iterations or branches) or split into
-shorter loops (`reading/treatment.py`). The treatment of a loop depends on what is around it, so this module walks over the nested
-jaxpr:
+A *treatment* says whether a loop or a conditional is kept whole (as one operator), opened (replaced by its iterations or
+branches) or split into shorter loops (`reading/treatment.py`). The treatment of a loop depends on what is around it, so this
+module walks over the nested jaxpr:
 
     call, opened loop   the walk goes on inside
     whole, split loop   nothing inside is treated, since the loop stays one operator or becomes several
     conditional         the walk goes on in all branches: the step may say which of them is taken (`flatten.py`)
     `shard_map`         nothing inside is treated
 
-The backward pass of a loop reads the stacks that the forward pass leaves. If the forward loop is split, the backward loop is
-split at the same places, whatever the rules say. Each part of it then reads the stacks of its own iterations, and nobody needs
-the stacks joined. To find such loops, the walk follows the stacks of opened and split loops through the jaxpr.
+The iterations of a forward loop leave values for the backward loop, in stacked arrays. If the forward loop is split, the backward
+loop is split at the same places, whatever the rules say. Each part of the backward loop then reads the stacks of its own
+iterations, and no part needs the stacks joined. To find such loops, the walk follows the stacks of opened and split loops through
+the jaxpr.
 
-Some loops and conditionals always stay whole. Some of them work on mutable references. The others would have to take the inputs
-of an iteration from arrays in host memory, and JAX cannot do that with an index that is on the device. A loop in an opened loop
-is not split, and neither is a loop with effects.
+Loops and conditionals that work on mutable references always stay whole. So does a conditional on values in host memory, and a
+loop over stacked arrays in host memory: JAX cannot take an element from such an array with an index that is on the device. These
+loops are not split: a loop inside of an opened loop, a loop with effects, and a loop on values in host memory.
 """
 
 from collections.abc import Callable, Sequence

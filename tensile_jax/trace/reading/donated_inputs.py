@@ -1,7 +1,8 @@
 """Finds which donated inputs a step *takes*: those whose memory an output reuses.
 
-`jax.jit` donates an input only if the step takes it. This module repeats the rule of `jax.jit`, which JAX does not publish. All
-other inputs stay the caller's.
+Not every input that the caller donates is of use: an output must fit into its memory. `jax.jit` donates only the inputs for which
+it finds such an output, and leaves all others to the caller. JAX does not publish the rule by which it finds them. This module
+repeats the rule.
 """
 
 from collections import Counter

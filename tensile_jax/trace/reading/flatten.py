@@ -15,16 +15,16 @@ Every other `scan`, `while` and `cond` stays one equation.
 default, repeated equations are merged with their originals and such copies are removed, so that the planner decides what to
 recompute and what to swap. If the user asks to keep what `jax.checkpoint` does, the repeated equations and the copies stay.
 
-An equation with an effect (a callback, a debug print, or a loop that contains either) is never merged and never removed. The
-equations with effects keep their order. If `jax.checkpoint` repeats an equation with an effect, the program repeats it too,
-because plain jit runs the effect twice. Mutable references that the step makes become the values that they hold
+An equation with an effect (a callback, a debug print, or a loop that contains either) is never merged and never removed, and such
+equations keep their order. If `jax.checkpoint` repeats an equation with an effect, the program repeats the equation too, because
+plain jit runs the effect twice. Mutable references that the step makes become the values that they hold
 (`mutable_references.py`).
 
-The program forgets weak types. A number is *weakly typed* if its type gives way to the type of another operand, as the types of
+The program has no weak types. A number is *weakly typed* if its type gives way to the type of another operand, as the types of
 Python's numbers do. JAX needs weak types only while it traces a step, to decide the types of results. State that begins as a
-Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step again. To give
-equal programs for both traces, every variable of a program is strongly typed, and conversions of a value to its own type are left
-out. Equal programs share one plan. `Program.weak` says which results of the step are weakly typed.
+Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step again. Both
+traces should give equal programs, because equal programs share one plan. So every variable of a program is strongly typed, and
+conversions of a value to its own type are left out. `Program.weak` says which results of the step are weakly typed.
 
 `simplify.py` lists the other changes, which keep every bit of the results. At the end, `separate` gives every output memory of
 its own.

@@ -1,6 +1,6 @@
 """Reads the equations of JAX's jaxprs, and makes the equations that a program needs but the user did not write.
 
-These are copies, moves between device and host memory, and selections of a branch's result.
+The equations that are made are copies, moves between device and host memory, and selections of a branch's result.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Finds the places that the code of a step names: the shardings and memory spaces for which `jax.jit` commits its results.
 
-If a step names a place, `jax.jit` runs the step on the named devices, and *commits* all results of the step to them: later
-computations stay on these devices. The following equations name places, also in inner jaxprs:
+If the code of a step names a place, `jax.jit` runs the step on the named devices, and *commits* all results of the step to them:
+later computations stay on these devices. The following equations name places, also in inner jaxprs:
 
     sharding_constraint   its sharding, unless that is on an abstract mesh
     device_put            a sharding or a memory space; but not a device or a `Format`, for which `jax.jit` commits nothing
@@ -10,10 +10,10 @@ computations stay on these devices. The following equations name places, also in
     compute_on            the memory spaces of its results
     call_exported         the memory spaces of its results
 
-Some other equations have such parameters, too, but name no place. The primitive `empty2` stands for a value that one branch of a
-`cond` does not have for the backward pass; JAX gives it the memory space of the device. Some casts have a sharding without axes.
-Dead equations name no place either, since `jax.jit` removes them first. With `keep_unused`, `jax.jit` keeps dead equations, and
-their places count.
+Two kinds of equations have such parameters, too, but name no place. One is the primitive `empty2`, which stands for a value that
+one branch of a `cond` does not have for the backward pass; JAX gives it the memory space of the device. The other are casts, some
+of which have a sharding without axes. Dead equations name no place either, since `jax.jit` removes them first. With the option
+`keep_unused`, `jax.jit` keeps dead equations, and their places count.
 """
 
 from collections.abc import Iterable

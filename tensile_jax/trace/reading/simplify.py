@@ -1,7 +1,8 @@
 """Simplifies a program: removes equations that are repeated or dead, and removes the copies to host memory that
 `jax.checkpoint` added.
 
-The planner decides by itself what to recompute and what to copy. No simplification changes a bit of the results.
+`jax.checkpoint` repeats equations in order to recompute, and copies values to host memory in order to save device memory. Here
+the planner decides both. No simplification changes a bit of the results.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 JAX keeps a traceback with each equation. The traceback ends where the innermost traced function begins: a loop's body, or a
 function under `jax.jit`. An equation inside one of JAX's own functions, such as `jnp.sort`, therefore has a traceback without a
-line of the user's code. The traceback of the call around the equation has such a line. So the search goes from the equation
+line of the user's code. But the traceback of the call of that function has such a line. So the search goes from the equation
 outwards.
 """
 

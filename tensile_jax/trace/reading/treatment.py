@@ -6,9 +6,8 @@
     Driven   the loop stays one operator, and each iteration runs under a plan of the loop's body
 
 `loops/` chooses one of the first three, and `flatten.py` carries out the choice when it makes one list of equations of the step.
-To open a loop, `flatten.py` splits the loop into single iterations and inlines each of them. If there is a budget, some of the
-loops that stayed whole are driven (`plannable_loops.py`). Each treatment has a note, which the plan shows for the loop and which
-may be empty.
+If there is a budget of memory, some of the loops that stayed whole are driven (`plannable_loops.py`). A loop that stays whole or
+is driven may have a note, which the plan shows to the user.
 """
 
 from collections.abc import Mapping

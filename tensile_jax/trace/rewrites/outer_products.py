@@ -7,10 +7,10 @@ as the layer's weights. With a small batch, the sum has few terms, so it takes l
 where it is used: in the kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory. The
 rewritten product is one *light* equation, `outer_products`, which XLA fuses into the equations that read it.
 
-A product is rewritten if its result is large, much larger than its operands, and read by light equations only. These equations
-must not lead to a reduction over as many numbers, such as the global norm of all gradients. For such a reduction, XLA would write
-the product to memory. Results agree to rounding. On a GPU, the sum is computed in the precision of its numbers, even where the
-GPU computes products in a lower precision.
+A product is rewritten if its result is large, much larger than its operands, and read only by light equations, those that XLA
+fuses. These equations must not lead to a reduction over as many numbers, such as the global norm of all gradients. For such a
+reduction, XLA would write the product to memory. Results agree to rounding. On a GPU, the sum is computed in the precision of its
+numbers, even where the GPU computes products in a lower precision.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Defines a rewrite of a program: what it does, and when it is worth trying."""
+"""Defines a rewrite, a change to a program so that its plans need less memory: what it does, and when it is worth trying."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -11,15 +11,15 @@ part of the program looks like a loop over the chunks whose iterations are writt
     dx, dW = dlogits @ W^T, x^T @ dlogits              dx_c = dlogits_c @ W^T,  dW = dW + x[c]^T @ dlogits_c
                                   loss, dx = concatenated
 
-The part that is rewritten is called the *region*. It consists of the product (or convolution) with the largest result, of every
-equation that large tensors connect to the product, and of all *light* equations (XLA fuses them) between these. A tensor is large
-here if it has at least a quarter as many numbers as the result; if that fails, at least a half. The region is rewritten only if
-each of its equations treats rows independently, or adds over rows (`row_rules.py`). A sum over rows becomes a sum of the chunks'
-sums, so results agree to rounding.
+The part that is rewritten is called the *region*. It consists of a product (or convolution) with one of the three largest
+results, of every equation that large tensors connect to the product, and of all *light* equations (XLA fuses them) between these.
+A tensor is large here if it has at least a quarter as many numbers as the result. If that gives no region that can be rewritten,
+a tensor with at least half as many is large. The region is rewritten only if each of its equations treats rows independently, or
+adds over rows (`row_rules.py`). A sum over rows becomes a sum of the chunks' sums, so results agree to rounding.
 
-The rest of the network runs between the forward and the backward pass of a convolution. The region then has several *stretches*,
-each of which goes through all chunks. A later stretch takes the values of an earlier one chunk by chunk. So a plan can keep these
-values or compute them again, one chunk at a time.
+Between the forward and the backward pass of a convolution, the rest of the network runs. So the region of a convolution has
+several *stretches*, each of which goes through all chunks. A later stretch takes the values of an earlier one chunk by chunk. So
+a plan can keep these values or compute them again, one chunk at a time.
 
                                                        for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
     y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)

@@ -2,7 +2,8 @@
 
 A long loop is one operator, and everything that its iterations keep for the backward pass is on the device at once. Each of the
 shorter loops is an operator of its own. So a plan can drop what a shorter loop keeps, and run this loop again before the backward
-pass needs it. This rewrite also turns large products that sum few terms into equations that XLA fuses (`outer_products.py`).
+pass needs what it dropped. This rewrite also turns large products that sum few terms into equations that XLA fuses
+(`outer_products.py`).
 """
 
 from tensile_jax.trace.loops.rules import treatments_of
