@@ -13,26 +13,27 @@
                | "activation" | "gradient" | "output"
 
 An operator is one equation of the flattened jaxpr. The class `Operator` explains the fields that this text leaves out. Operators
-are listed in the order in which they run, and that order is topological. *Heavy* operators (convolutions, products, sorts, loops)
-always read and write device memory. XLA fuses *light* operators into their neighbours. A *reduction* is light, except that it
-reads its whole input once.
+are listed in the order in which they run, and that order is topological. XLA runs *heavy* operators (convolutions, products,
+sorts, loops) as kernels of their own, which read and write device memory. XLA fuses *light* operators into their neighbours. A
+*reduction* is light, except that it reads its whole input once.
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
 iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*
-shares no executable with others: it is a loop whose iterations run under a plan of their own (`trace/plannable_loops.py`). Such
-an operator is also effectful.
+shares no executable with other operators. It is a loop whose body has a plan of its own, which every iteration follows
+(`trace/plannable_loops.py`). An operator that is alone also counts as effectful.
 
 A tensor is in device memory, or in host memory if the step's caller or the step itself puts it there. A tensor in host memory
 takes no device memory and is never swapped: its `nbytes` are 0, and `host_bytes` is its size. An operator that moves values from
 one memory to the other is heavy.
 
-A tensor without producer is an input of the step or a constant. `carried` pairs an input of the step with the output that takes
-its place in the next iteration. The step may reuse the memory of donated inputs. All other inputs belong to the caller and stay
-on the device.
+A tensor's *role* says what the tensor is for (`trace/graph.py` has the rules). A tensor without producer is an input of the step,
+or a constant: an array that the step's function captures. `carried` pairs an input of the step with the output that takes its
+place in the next iteration. The step may reuse the memory of donated inputs. All other inputs belong to the caller and stay on
+the device.
 
-Sizes are in bytes. A tensor's id is its position: `graph.tensors[t].id == t`. An operator's id is its position in the traced
-step. The planner may later change the order of `graph.operators` (`plan/analysis/operator_order.py`). So an index into
-`graph.operators` is a position in this order, never an id.
+Sizes are in bytes. A tensor's id is its position: `graph.tensors[t].id == t`. An operator's id is its position in the step as it
+was traced. The planner may later change the order of `graph.operators` (`plan/analysis/operator_order.py`). So an index into
+`graph.operators` is a position in the changed order, and not an id.
 """
 
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ Role = Literal["parameter", "optimizer_state", "state", "batch", "constant", "ac
 class Tensor:
     """A value between operators; `producer` is None for inputs of the step and for constants.
 
-    `nbytes` is what it takes in device memory. If it is in host memory, that is 0, and `host_bytes` are what it takes there.
+    `nbytes` are its bytes in device memory. For a tensor in host memory, `nbytes` are 0, and `host_bytes` are its bytes there.
     """
 
     id: TensorId
@@ -82,15 +83,19 @@ class Tensor:
 class Operator:
     """One equation of the step: what it reads, what it writes, and what that costs.
 
-    `relayout` is the number of bytes that it copies to bring its operands into the layout that the backend needs, if it needs
-    one. `relaid` are the operands of a product that every backend copies, since their batch, free and contracted dimensions are
-    mixed. `over_rows` says that it is a reduction over the last axes, as those of a softmax. `inner` is what a loop or a branch
-    holds inside, in bytes, beside its inputs and outputs. If the operator belongs to an opened loop, `iterations` are the indices
-    of its iterations, from the outermost loop to the innermost one; operators with the same `position` are the same in each.
-    `least_us` are microseconds that the operator takes at least, whatever its flops and bytes say. `features` describe a heavy
-    operator to those who predict its latency (`trace/cost/features.py`); none if they cannot. `exchanged` are the bytes
-    that a device sends to other devices for it, if the step runs on several. `bytes_out` and `bytes_in` are the bytes that it
-    copies to host memory and from there.
+    Attributes:
+        relayout: bytes that the operator copies to bring its operands into the layout that the backend needs.
+        relaid: operands of a product that every backend copies, since their batch, free and contracted dimensions are mixed.
+        over_rows: whether the operator is a reduction over the last axes, as those of a softmax.
+        inner: bytes that a loop or a branch holds inside, beside its inputs and outputs.
+        iterations: for an operator of an opened loop (one whose iterations are written out), the indices of its iterations, from
+            the outermost loop to the innermost one.
+        position: which equation of the loops' bodies it is. The same equation has the same position in every iteration.
+        least_us: microseconds that the operator takes at least, whatever its flops and bytes say.
+        features: numbers that describe a heavy operator, from which its latency is predicted (`trace/cost/features.py`); empty if
+            it cannot be predicted from them.
+        exchanged: bytes that a device sends to other devices for the operator, if the step runs on several.
+        bytes_out, bytes_in: bytes that the operator itself copies from device memory to host memory, and back.
     """
 
     id: OperatorId

@@ -2,16 +2,16 @@
 people.
 
 A plan says what runs when, and which tensors are copied to the host and back. It also predicts the time and the memory. A
-*segment* is a stretch of operators that is compiled as one executable.
+*segment* is a stretch of operators that is compiled as one executable. An *event* happens to a tensor between two segments.
 
     Plan    ::= header  PlannedTensor*  Segment*  Event*
     Segment ::= operators  recomputed operators  inputs  outputs  frees  workspace  time
     Event   ::= swap_out | swap_in | recompute | release, with the segment that triggers it
 
-A saved plan contains exactly these records. It names operators by their ids in the traced step, as half-open ranges, and tensors
-by id and name. An event's `trigger` is the index of a segment, or -1 for the beginning of the iteration. The event is issued
-right after that segment's launch, and is predicted to start `delta_us` after that segment's end ("each instruction is a tuple
-(trigger, delta time)", TENSILE section III-D).
+A saved plan contains exactly these records. It names operators by their positions in the step as it was traced, in half-open
+ranges, and tensors by id and name. An event's `trigger` is the index of a segment, or -1 for the beginning of the iteration. The
+event is issued right after the launch of this segment, and is predicted to start `delta_us` after the segment's end ("each
+instruction is a tuple (trigger, delta time)", TENSILE section III-D).
 
 Sizes are in bytes, and times in microseconds since the iteration began.
 """
@@ -46,8 +46,8 @@ Barriers = Literal["live", "inputs", "lag"]
 class PlannedTensor:
     """A tensor that is in memory between segments, or that an event names.
 
-    `nbytes` are what it takes in device memory. If the step itself has it in host memory, they are 0, and it takes `host_bytes`
-    there.
+    `nbytes` are its bytes in device memory. If the step itself puts it in host memory, `nbytes` are 0, and `host_bytes` are its
+    bytes there.
     """
 
     id: TensorId
@@ -61,12 +61,17 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One executable. The tensors in `frees` are released when it ends.
+    """A stretch of operators that is compiled as one executable.
 
-    `device_bytes` is the device memory in use while it runs: `resident_bytes` of tensors, and `workspace_bytes`. Those of the
-    first and the last segment also cover what is on the device when the iteration begins and ends. `donated` are inputs whose
-    memory an output takes over; those outputs come first, in the same order. `recomputes` are the operators that have run in an
-    earlier segment and run again in this one. `stall_us` is the time that the segment waits for copies before it begins.
+    Attributes:
+        recomputes: the operators that have run in an earlier segment and run again in this one.
+        donated: the inputs whose memory an output takes over. These outputs come first in `outputs`, in the same order.
+        frees: the tensors that are released when the segment ends.
+        resident_bytes: the tensors on the device while the segment runs.
+        workspace_bytes: what the segment needs beside its inputs and outputs.
+        device_bytes: the device memory in use while the segment runs: the two numbers above, added up. For the first and the
+            last segment, it is at least what is on the device when the iteration begins and ends.
+        stall_us: how long the segment waits for copies before it begins.
     """
 
     name: str
@@ -87,7 +92,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`kind` happens to `tensor` after segment `trigger`; it ends before segment `until` is launched."""
+    """Something that happens to a tensor: it is issued after segment `trigger`, and ends before segment `until` is launched."""
 
     kind: EventKind
     tensor: TensorId
@@ -103,7 +108,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoop:
-    """A loop, an operator of the step, whose iterations run one after another under `plan`, a plan of its body."""
+    """A loop that is one operator of the step, and whose body has a plan of its own. Every iteration follows this `plan`."""
 
     operator: OperatorId
     name: str
@@ -122,29 +127,32 @@ class Plan:
             or the memory of the device. Empty if the user gave a number of bytes, or no limit holds.
         max_slowdown: what the user gave instead of a budget: the allowed time of the step, as a multiple of its time as one
             executable.
-        peak_bytes: predicted peak of device memory, workspaces included.
+        peak_bytes: predicted peak of device memory, workspaces included. A *workspace* is the memory that a segment needs beside
+            its inputs and outputs.
         workspaces: "predicted" before compiling: every workspace, and with it every `device_bytes` and the peak, is an estimate.
-            "compiled" once the compiled segments' own sizes have replaced estimates. Times are predictions always.
+            "compiled" once the sizes of the compiled segments have replaced the estimates. Times are always predictions.
+        peak_segment: the index of the segment that needs most.
         floor_bytes: the smallest budget for which there is a plan.
         floor_tensors: the names of the largest inputs and constants of the step, which make up much of the floor.
-        jit_peak_bytes: the peak of plain `jax.jit`, where it has been compiled.
+        jit_peak_bytes: the peak of plain `jax.jit`; None if it has not been compiled.
         step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, and of recomputation in it.
         swapped_out_bytes, swapped_in_bytes: bytes copied to the host and to the device in an iteration.
         host_peak_bytes: the most that is in pinned host memory at once; None if the plan was saved by a version that did not say.
         host_budget_bytes: the budget of host memory; None for no limit.
-        bound_us: no plan under this budget takes less time; None if that was not computed (`PlannedFunction.bound_us`).
-        notes: a sentence or two each for people, about how the plan was made: another plan was refused by its replay, or a saved
-            plan needed more than its budget and the step was planned again.
+        bound_us: no plan under this budget takes less time; None if the bound was not computed (`PlannedFunction.bound_us`).
+        notes: sentences for people about how the plan was made: a check refused another plan, or a saved plan needed more than
+            its budget and the step was planned again.
         rates: where the rates of the device profile come from, on which all times depend: measurements, figures that the device's
             vendor has published, or nowhere, since the device is not known.
-        loops: the loops whose iterations run under plans of their own. Each is a segment by itself, which needs what the plan of
-            its body needs. What the body's plan says is of one iteration.
+        loops: the loops whose bodies have plans of their own. Each loop is a segment by itself, which needs what the plan of its
+            body needs. The body's plan is that of one iteration.
         launch: "segments": every segment is an executable of its own. "program": all segments between two copies are one
-            executable (`plan/result/joined.py`); what is said of the sizes and times of single segments is then an estimate.
-        launches: how many executables an iteration then launches.
+            executable (`plan/result/joined.py`), and the sizes and times of single segments are estimates.
+        launches: with "program", how many executables an iteration launches; otherwise None.
         launch_us: what the launch of an executable is predicted to take, in addition to the latencies of segments.
-        devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one of them.
-        barriers: what then crosses the barriers between segments, as `exec/compiling/program_code.py` says.
+        devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one device.
+        barriers: with "program", which values pass through the optimization barriers that separate segments within an executable
+            (`exec/compiling/program_code.py`); otherwise None.
         reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
         donated: the arguments whose memory the step may reuse; None if the plan was saved by a version that did not say.
         jax_version: the version of JAX that has traced the step; empty if that was not said.
@@ -251,7 +259,7 @@ class Plan:
 def contradictions(plan: Plan) -> Iterator[str]:
     """What contradicts itself in a plan, whatever its step; each result is a clause of a sentence.
 
-    The replay on the step's graph checks whether the plan does what the step does (`plan/result/check.py`).
+    Whether the plan does what the step does is another check, which needs the step's graph (`plan/result/check.py`).
     """
     yield from _impossible_numbers(plan, "the plan")
     for what, several in (("tensor", plan.tensors), ("segment", plan.segments), ("event", plan.events)):

@@ -1,12 +1,17 @@
 """Says which tensors are on the device while each segment of a plan runs, from the plan alone, without the step's graph.
 
-The plan is replayed over its boundaries; boundary j lies before segment j, and boundary k at the end of the iteration:
+A *segment* is a stretch of operators that is compiled as one executable. The module goes through the segments of an iteration in
+order. Boundary j lies before segment j, and the last boundary lies at the end of the iteration.
 
-    at boundary j       copies to the host that end there free their tensors; copies to the device that start there bring theirs
-    while segment j runs   what is there, and the segment's outputs; a donated input has become an output
-    when it has ended      its donated inputs and what it frees are gone
+    at boundary j              tensors whose copies to the host end here leave the device; tensors whose copies to the device
+                               start here are on the device from now on
+    while segment j runs       its outputs are on the device as well; its donated inputs have become outputs
+    when segment j has ended   the tensors that it frees leave the device
 
-The rows of `on_device` add up to the bytes of a segment, and those of `at_peak` to the plan's peak. Sizes in bytes.
+`on_device` lists everything that takes device memory while a segment runs. The sizes add up to the bytes that the plan states for
+the segment. Those of `at_peak` add up to the plan's peak.
+
+Sizes in bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,8 +22,13 @@ from tensile_jax.ir import Role, TensorId
 from tensile_jax.plan_format import Plan, PlannedTensor
 
 RowRole = Role | Literal["workspace", "unnamed", "ends", "joined"]
-"""The role of a tensor, or what is no tensor of the plan: a segment's workspace, constants and arguments that the plan does not
-name, what is there only when the iteration begins or ends, what joining segments into programs adds."""
+"""The role of a tensor, which says what the tensor is for; or a name for bytes that are no tensor of the plan:
+
+    workspace   the memory that a segment needs beside its inputs and results
+    unnamed     constants, and arguments that the plan does not name
+    ends        what is on the device only when the iteration begins or ends
+    joined      what is added if segments are compiled together as one executable
+"""
 
 
 @dataclass(frozen=True, slots=True)
