@@ -151,11 +151,11 @@ class Follower:
         began_s: when the plan began to run, in seconds of any clock.
         threshold: the drift above which a new plan is made; None: never.
         iterations: how many iterations have begun under the plan.
-        is_watched: whether the latest of them is measured.
-        watched: how many were.
-        watch_next: how many of the next ones are measured, since one was unusual.
-        tracked: the latencies of its segments.
-        pace: how long its iterations take.
+        is_watched: whether the latest iteration is measured.
+        watched: how many iterations were measured.
+        watch_next: how many of the next iterations are measured, since one was unusual.
+        tracked: the latencies of the plan's segments.
+        pace: how long the plan's iterations take.
     """
 
     began_s: float

@@ -72,7 +72,8 @@ class Nested:
         keep_unused: whether inputs that nothing uses count as used, as in `jax.jit`.
         open_loops: whether loops are opened: always, never, or (None) where it is worth it (`loops/rules.py`).
         respect_checkpoint: whether what `jax.checkpoint` repeats in the backward pass is not merged with its originals.
-        results_on_host: for each result whether its caller wants it in host memory; None: where the step has it.
+        results_on_host: for each result, whether its caller wants it in host memory. None: the result stays where the step puts
+            it.
         all_placed: whether the caller says of every argument and every result where it is.
     """
 

@@ -73,8 +73,9 @@ class RecomputeNeeds:
 class AccessSequence:
     """The accesses of one iteration of one job.
 
-    `accesses` is TAT. The memory of `initial` tensors is in use when the iteration begins, and that of `results` when it ends.
-    `fixed` tensors are never swapped or recomputed. `making` says how to recompute what the operators generate.
+    `accesses` has the accesses of each tensor, sorted by time (TAT). The memory of `initial` tensors is in use when the iteration
+    begins, and that of `results` when it ends. `fixed` tensors are never swapped or recomputed. `making` says how to recompute
+    what the operators generate.
     """
 
     job: int

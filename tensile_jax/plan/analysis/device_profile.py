@@ -20,20 +20,20 @@ class DeviceProfile:
     """The rates of a device. The link has one rate for each direction, and copies in the two directions do not slow each other.
 
     Attributes:
-        flops_per_us: of products and convolutions.
-        half_speedup: how many times as many these are if all operands are 16-bit floating-point numbers.
-        bytes_per_us: of device memory, read and written.
+        flops_per_us: the floating-point operations of products and convolutions.
+        half_speedup: how many times faster these are if all operands are 16-bit floating-point numbers.
+        bytes_per_us: the bytes of device memory that are read and written.
         launch_us: the time to launch one executable.
         kernel_us: what a kernel takes on the device beside its operations and bytes: its begin, its end, and the gap before it.
         host_kernel_us: what the host takes to issue a kernel. No kernel takes less, since the device waits for it.
-        host_launch_us: what the host takes to launch one executable more, beside its kernels. It counts as far as the host is
-            not ahead of the device (`search/step_model.py`).
+        host_launch_us: what the host takes to launch one executable more, beside its kernels. This time counts as far as the
+            device has to wait for the host (`search/step_model.py`).
         canonical_layouts: convolutions copy operands that are not in the backend's own layout.
         fused_reductions: what a reduction reads is computed on the fly, and is not written to memory first.
         late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order
             (`search/cost/workspace.py`).
-        copy_share: the part of a copy's time that computation loses: 0 where copies have engines and memory to themselves, 1
-            where the cores that compute also do the copying.
+        copy_share: the part of a copy's time by which the copy slows the computation down: 0 where copies have engines and memory
+            to themselves, 1 where the cores that compute also do the copying.
         interconnect_bytes_per_us: what a device sends to the other devices of its host, in one direction.
         kinds: regular expressions; the profile is that of a device whose whole `device_kind` one of them matches.
         basis: where the rates come from.

@@ -41,7 +41,14 @@ UNSEEN = 0, 0, -1, 0, 0
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """A schedule, and what follows from it, by segment; `cuts` are indices of `Condensed.boundaries`."""
+    """A schedule, and what follows from it.
+
+    Attributes:
+        cuts: where it is cut, as indices of `Condensed.boundaries`.
+        residencies: by tensor.
+        accounts: by segment, what it runs and needs. `peaks`, `us` and `written_us` are its memory, its time, and the time of
+            writing results that would not be written within a longer segment.
+    """
 
     evaluator: Evaluator
     cuts: list[int]

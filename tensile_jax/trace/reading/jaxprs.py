@@ -46,7 +46,7 @@ def _expanded(equation: Any) -> Any | None:
 
 
 def closed(jaxpr: Any) -> Any:
-    """The jaxpr with its constants; an open one has none."""
+    """The jaxpr with its constants, of which a jaxpr that is not closed has none."""
     return jaxpr if hasattr(jaxpr, "consts") and hasattr(jaxpr, "jaxpr") else _Closed(jaxpr)
 
 

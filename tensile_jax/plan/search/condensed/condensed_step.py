@@ -43,11 +43,12 @@ _CHEAP_US = 1.0  # a light operator that takes longer to run again makes signifi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """How to compute significant tensors again: what it reads and makes (sets), its time, and its extra bytes.
+    """How to compute significant tensors again: what a recipe reads and makes (sets), its time, and its extra bytes.
 
-    `through` is the set of the operators that make the derived tensors through which it reads; their time is apart. The extra
-    bytes are those that it needs beside significant tensors: copies of operands into another layout, and derived tensors that
-    XLA must write to memory because a heavy operator reads them."""
+    `through` is the set of the operators that make the derived tensors through which the recipe reads; `us` does not contain
+    their time. The extra bytes are needed beside significant tensors: for copies of operands into another layout, and for derived
+    tensors that XLA must write to memory because a heavy operator reads them.
+    """
 
     reads: int
     makes: int

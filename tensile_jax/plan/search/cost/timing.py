@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 
 class Copies(NamedTuple):
-    """The copies of one tensor in an iteration: the one to the host, None without one, and each copy back."""
+    """The copies of one tensor in an iteration: `out` to the host (None if there is none), and each copy back."""
 
     out: Span | None
     into: tuple[Span, ...]
@@ -85,7 +85,7 @@ def _add(sums: dict[Span, float], span: Span, us: float) -> None:
 
 
 class Timing(NamedTuple):
-    """When what happens in a step.
+    """When the boundaries of a schedule are reached, and when copies can begin.
 
     Attributes:
         step_us: the time of the step.

@@ -26,10 +26,10 @@ from tensile_jax.plan.search.schedule import Schedule, Several
 
 
 class Gap(NamedTuple):
-    """Tensor `t` is on the device and not needed between the segments `after` and `before`, within stay number `stay`.
+    """Tensor `t` is on the device and not needed between the segments `after` and `before`, within its residency number `stay`.
 
-    `after` is the segment that needs it last or makes it, `first - 1` of the stay if none does; `before` is the next segment that
-    needs it, the number of segments if that is the end of the iteration.
+    `after` is the last segment that needs or makes the tensor; if there is none, it is `first - 1` of the residency. `before` is
+    the next segment that needs the tensor; for a gap up to the end of the iteration, it is the number of segments.
     """
 
     t: int
