@@ -1,5 +1,4 @@
-"""Defines the format of a plan: its records, their JSON, the check that the records agree with each other, and the text for
-people.
+"""Defines the format of a plan: its records, their JSON, the check that they agree with each other, and the text for people.
 
 A plan says what runs when, and which tensors are copied to the host and back. It also predicts the time and the memory. A
 *segment* is a stretch of operators that is compiled as one executable. An *event* happens to a tensor between two segments.

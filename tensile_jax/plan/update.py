@@ -1,5 +1,6 @@
-"""Averages the measured latencies of a running plan, and makes a new plan if they differ from the predicted ones (TENSILE section
-IV-E, "Scheduling Plan Updating").
+"""Averages the measured latencies of a running plan, and makes a new plan if they differ from the predicted ones.
+
+TENSILE section IV-E, "Scheduling Plan Updating":
 
     average <- (1 - w) * average + w * measured     an exponentially weighted moving average, for every segment
     s                                               the sum of the segments' latencies that the plan was made from

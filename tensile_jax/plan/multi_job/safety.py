@@ -1,5 +1,4 @@
-"""Decides whether all running iterations can still be finished under a budget, as the banker's algorithm decides which states are
-safe.
+"""Decides whether all running iterations can still be finished under a budget, as the banker's algorithm does.
 
 Several jobs share a device, and each job's iteration is a chain of *moves*, such as launches of executables and waits for copies
 (`memory_profile.py`). A state of the jobs is *safe* if some order of all remaining moves, one at a time, never needs more than

@@ -1,10 +1,9 @@
-"""Policy `none`: swaps nothing, and recomputes only what XLA fuses anyway. This is "vanilla" in the TENSILE paper: no schedule at
-all.
+"""Policy `none`: swaps nothing, and recomputes only what XLA fuses anyway.
 
-The step is nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. With more memory,
-fewer segments suffice. Segments may need 95 % of the peak of the step as one executable, or 4 % more than the least peak of any
-cut, whichever is more, but never more than the limit. The other policies from papers start from the tensors that this policy
-keeps.
+The TENSILE paper compares with a system without any schedule, and calls it "vanilla". This policy takes its place. The step is
+nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. With more memory, fewer
+segments suffice. Segments may need 95 % of the peak of the step as one executable, or 4 % more than the least peak of any cut,
+whichever is more, but never more than the limit. The other policies from papers start from the tensors that this policy keeps.
 """
 
 from tensile_jax.plan.policies.segments import Decision, cut_of, least_cut

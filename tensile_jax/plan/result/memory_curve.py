@@ -1,9 +1,8 @@
-"""Counts how many bytes of tensors are on the device while each segment of a plan runs, and how many in host memory at each
-boundary: the `resident_bytes` and the `host_peak_bytes` that a plan states.
+"""Counts the bytes of tensors on the device during each segment of a plan, and those in host memory at each boundary.
 
-A *segment* is a stretch of operators that is compiled as one executable. The module counts the bytes from the plan's instructions
-(`instructions.py`), so the count does not depend on what the *policy*, the way of planning that made the plan, expected. When an
-iteration begins, the device holds
+A plan states these bytes as `resident_bytes` and `host_peak_bytes`. A *segment* is a stretch of operators that is compiled as one
+executable. The module counts the bytes from the plan's instructions (`instructions.py`), so the count does not depend on what the
+*policy*, the way of planning that made the plan, expected. When an iteration begins, the device holds
 
     held = inputs and constants of the step, except those that are in host memory then (their first copy is a swap-in)
 

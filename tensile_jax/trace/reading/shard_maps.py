@@ -1,10 +1,10 @@
-"""Opens `jax.shard_map`, so that its body is planned operator by operator, and wraps the operators in a `shard_map` again when
-they run.
+"""Opens `jax.shard_map`, so that its body is planned operator by operator.
 
-To *open* a `shard_map` is to replace it in the program by the equations of its body. Inside of `shard_map`, a value is the
-*shard* of one device. In the program, the value is one array: the shards of all devices, concatenated along the first axis. A
-scalar gets a first axis for this. JAX itself returns the residuals of a `shard_map` in this form. If a value does not vary along
-an axis of the mesh, all devices along that axis have the same shard, and the array contains it once.
+To *open* a `shard_map` is to replace it in the program by the equations of its body. When the equations run, they are wrapped in
+a `shard_map` again. Inside of `shard_map`, a value is the *shard* of one device. In the program, the value is one array: the
+shards of all devices, concatenated along the first axis. A scalar gets a first axis for this. JAX itself returns the residuals of
+a `shard_map` in this form. If a value does not vary along an axis of the mesh, all devices along that axis have the same shard,
+and the array contains it once.
 
 Each equation of the body becomes an equation with a `Mapped` primitive in the program. The primitive says how the shards of its
 operands and results lie in the program's arrays. Neighbouring equations of one body run in one `shard_map` (`run_equations.py`).

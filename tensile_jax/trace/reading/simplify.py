@@ -1,5 +1,4 @@
-"""Simplifies a program: removes equations that are repeated or dead, and removes the copies to host memory that
-`jax.checkpoint` added.
+"""Simplifies a program: removes repeated and dead equations, and copies to host memory that `jax.checkpoint` added.
 
 `jax.checkpoint` repeats equations in order to recompute, and copies values to host memory in order to save device memory. Here
 the planner decides both. No simplification changes a bit of the results.

@@ -1,5 +1,4 @@
-"""Implements TENSILE's complete scheduling algorithm, which adds swaps at the memory peak as long as it finds any, and then
-recomputations.
+"""Implements TENSILE's complete scheduling algorithm, which adds swaps as long as it finds any, and then recomputations.
 
 The module follows Algorithm 3 line by line. MP is the memory peak, Free_GPU_Memory is the budget, and `iter` counts the
 iterations of the algorithm's loop. The printed algorithm is ambiguous in places. This table says how the module reads its lines:
