@@ -6,9 +6,10 @@ copies.
     JobEvent                                           something that happened to a job; the runtime reports each when it happens
     Record     ::= Span*  Level*                       when each launch and copy ran, and how many bytes were on the device
 
-A job goes through the following states. In each state before the final ones, the job may fail, be cancelled or be paused:
+A job goes through the following states. It may be paused until it has ended, and goes on from there. It may also fail or be
+cancelled until then:
 
-    preparing -> queued -> running <-> paused -> finished | failed | cancelled
+    preparing -> queued -> running -> finished
 
 Sizes are in bytes. Times are in microseconds or seconds since the runtime began, as the names say.
 """

@@ -2,7 +2,8 @@
 
 While jobs run, a ledger says how many bytes of device memory each of them holds. A *level* (`runtime_records.Level`) is one entry
 of this ledger; the entry is valid until the next one. A long run has more levels than a picture has columns. Then each column
-keeps its highest level, so that no peak is lost. It also keeps its last level if the next column has no level.
+keeps the level with the most bytes of all jobs together, so that no peak is lost. If the next column has no level of its own, the
+column also keeps its last one, which is still valid there.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,9 @@
 """Measures the latency of as many heavy operators (convolutions, matrix products and the like) as there is time for.
 
 The operators are those of random layers (`random_layers.py`) and of their gradients, traced as a user's step is. Part of the time
-is spent on compiling them, each as an executable of its own. In the rest of the time, the executables run: first each alone, and
-then some of them again while other threads keep the device busy. The least time of each operator counts. On a GPU, a launch takes
+is spent on compiling them, each as an executable of its own. In the rest of the time, each executable runs alone. Some run again
+while other threads keep the device busy, which shows how much a load slows them down. In each case, the least of several times
+counts. On a GPU, a launch takes
 longer than most operators. There, an executable therefore repeats its operator several times in sequence.
 """
 

@@ -4,8 +4,8 @@ While an iteration runs, the old state has been donated and the new state does n
 would lose both. Two context managers therefore only note a SIGINT that arrives during their block, and let its handler run later:
 
     InterruptsHeld        for a step that returns its new state. SIGINT is handled as soon as the caller has the results: when the
-                          caller's frame has continued after the call, or at the beginning of the next call if that comes first.
-                          At both times every array to which the caller refers is alive. If an iteration does not end (a hanging
+                          caller's code goes on after the call, or at the beginning of the next call, as in `step(step(x))`. At
+                          both times every array to which the caller refers is alive. If an iteration does not end (a hanging
                           device), the third Ctrl-C is handled at once.
     InterruptsHeldUnless  for a step that changes objects in place. SIGINT is handled at once while the objects are unchanged, and
                           otherwise at the end of the block, when the objects hold the results of the iteration.

@@ -4,15 +4,15 @@ The algorithms of papers may place a copy to the host anywhere in the free time 
 go into short gaps, and a large one waits for a long gap. A plan is simpler: it issues each copy right after the last access
 before the tensor leaves. The link makes these copies one after another, in the order in which they were issued:
 
-    end(t) = max(end of the copy before, end of the last need of t) + nbytes(t) / rate
+    end(t) = max(end of the copy before, end of the last access to t) + nbytes(t) / rate
 
-So a copy may end later than the algorithm planned. Suppose that the tensor's *absence*, the time in which it is not on the
-device, began at the planned time. Then a segment (a stretch of operators that is compiled as one executable) would wait for the
-copy. Here the absence begins when the copy does end. If no time of the absence remains, the absence is left out. The copy to the
+So a copy may end later than the algorithm planned. If the tensor's *absence*, the time in which it is not on the device, still
+began at the planned time, a segment (a stretch of operators that is compiled as one executable) would have to wait for the copy.
+So the absence begins when the copy ends. If no time of the absence remains, the absence is left out. The copy to the
 host then belongs to the next absence of the tensor, because a tensor is copied to the host for its first absence only.
 
-A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave out
-what segments compute again, so in the plan a copy never ends at a later place than the one found here.
+A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave
+out recomputation, which makes segments longer. So by the time the plan reaches the place found here, the copy has ended.
 """
 
 from bisect import bisect_left

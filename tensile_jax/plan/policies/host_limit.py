@@ -2,15 +2,15 @@
 
 A *policy*, a way to plan, first decides without this limit, so that ample host memory changes nothing. If the plan exceeds the
 limit, the policy decides again, this time with the limit. The policy `auto` then considers no plan that exceeds it
-(`search/moves/local_search.py`). The other policies decide which tensors to swap, and when. Of these tensors, the host keeps as
-many as it can hold, the largest first.
+(`search/moves/local_search.py`). The other policies choose tensors to swap as before. The largest of these are swapped, as many
+as the host can hold, and the others are not.
 
 Before a plan is built, its host memory is only estimated. The estimate can be too low, because it does not count everything that
 needs a swapped tensor (`search/condensed/condensed_step.py`). So the host memory of the built plan is computed as well. If it
 exceeds the limit, the policy decides for a lower limit.
 
-A few swaps can be worse than none. So if the policy finds no plan, or is asked for its least peak, it also plans without swaps,
-and the plan with the lower peak is taken.
+A few swaps can need more device memory than none. So if the policy finds no plan with swaps, it plans without them. If it is
+asked for the lowest peak that it can reach, it plans in both ways, and the plan with the lower peak is taken.
 
 Sizes in bytes.
 """

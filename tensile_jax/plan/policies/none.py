@@ -1,9 +1,11 @@
-"""Policy `none`: swaps nothing, and recomputes only what XLA fuses anyway.
+"""Policy `none`: swaps nothing, and recomputes only the cheap operators that XLA repeats in its fusions anyway.
 
-The TENSILE paper compares with a system without any schedule, and calls it "vanilla". This policy takes its place. The step is
-nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. With more memory, fewer
-segments suffice. Segments may need 95 % of the peak of the step as one executable, or 4 % more than the least peak of any cut,
-whichever is more, but never more than the limit. The other policies from papers start from the tensors that this policy keeps.
+The TENSILE paper compares with a system without any schedule, and calls it "vanilla". This policy plays that part. The step is
+nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. The peak of this cut is at most
+
+    min(limit, max(0.95 * peak of the step as one executable, 1.04 * least peak of any cut))
+
+The other policies from papers start from the tensors that this policy keeps.
 """
 
 from tensile_jax.plan.policies.segments import Decision, cut_of, least_cut
