@@ -97,9 +97,8 @@ class Fitting:
     @property
     def measured(self) -> CompiledSizes:
         """What compiling has shown so far, and what that lets expect."""
-        if not self._has_prior:
-            return self.known.measured
-        return replace(self.planner.with_prior(self.known.measured), alike=self._alike)
+        measured = replace(self.known.measured, cautious=True)
+        return replace(self.planner.with_prior(measured), alike=self._alike) if self._has_prior else measured
 
     @property
     def spent(self) -> Spent:
@@ -178,15 +177,13 @@ class Fitting:
         """The planner's choice, and its plan with the margin; None if there is none."""
         measured = self.with_margin(goal, attempt)
         with self._planning():
-            chosen = self.planner.plan(goal, measured)
-            if chosen is None and measured != measured.without_hints():
-                return self.planner.plan(goal, measured.without_hints())
-            return chosen
+            return self.planner.plan(goal, measured) or self.planner.plan(goal, measured.without_hints())
 
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
+        measured = self.with_margin(goal, attempt)
         with self._planning():
-            return self.planner.revise(choice, goal, self.with_margin(goal, attempt))
+            return self.planner.revise(choice, goal, measured) or self.planner.revise(choice, goal, measured.without_hints())
 
     def improved(self, choice: Choice, goal: Goal) -> Planned | None:
         """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
@@ -223,9 +220,7 @@ class Fitting:
                 return float("inf")
             measured = self.measured if self.step.in_one_program else self.with_margin(goal)
             found = self.planner.quick_us(goal.limit, measured, upper)
-            if found == float("inf") and measured != measured.without_hints():
-                return self.planner.quick_us(goal.limit, measured.without_hints(), upper)
-            return found
+            return found if found < float("inf") else self.planner.quick_us(goal.limit, measured.without_hints(), upper)
 
     def expect_plans(self, more: int) -> None:
         """About so many plans more will be made, of this form and of others. It is only told to the user."""

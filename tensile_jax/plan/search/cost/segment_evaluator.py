@@ -267,7 +267,7 @@ class Evaluator:
             if known is not None:
                 return known.nbytes, True
         if places not in self._corrections:
-            self._corrections[places] = correction(*places, self._compared, self._measured.prior)
+            self._corrections[places] = correction(*places, self._measured)
         ratio, copied = self._corrections[places]
         copies = copied * self.condensed.bytes_of(wanted) if copied else 0.0
         return int(predicted * ratio + copies) + self._measured.margin, False

@@ -64,6 +64,7 @@ class CompiledSizes:
     `workspaces` is by segment. `whole` is the peak of the step as one executable. `margin` is added to the workspace of each
     segment that was not compiled yet. `prior` is the ratio by which predictions are corrected where no segment was compiled yet.
     `alike` are workspaces of the same step on other shapes, which correct predictions in the same way as `workspaces`.
+    `cautious` says whether a part of a compiled segment is expected to exceed its prediction in the same ratio as that segment.
     """
 
     workspaces: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
@@ -71,6 +72,7 @@ class CompiledSizes:
     margin: int = 0
     prior: float = 1.0
     alike: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
+    cautious: bool = False
 
     @property
     def compared(self) -> Mapping[SegmentKey, Compared]:
@@ -79,7 +81,7 @@ class CompiledSizes:
 
     def without_hints(self) -> "CompiledSizes":
         """Only what compiling has shown of this step."""
-        return replace(self, margin=0, prior=1.0, alike={})
+        return replace(self, margin=0, prior=1.0, alike={}, cautious=False)
 
 
 def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:
@@ -87,17 +89,17 @@ def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:
     return ceil(profile.late_weight * account.late + profile.early_weight * account.early)
 
 
-def correction(begin: int, end: int, measured: Mapping[SegmentKey, Compared], prior: float = 1.0) -> Correction:
+def correction(begin: int, end: int, measured: CompiledSizes) -> Correction:
     """How the prediction for the segment of the operators at places `[begin, end)` is corrected.
 
     Each of its operators takes the correction of the compiled segment that has the most in common with this segment and contains
-    the operator; the ratio is `prior` if there is none. The result is the mean over the operators. A ratio below 1 counts less,
-    the more operators the two segments do not share: XLA may need little for a segment, and still all that was predicted for a
-    part of it.
+    the operator; the ratio is `measured.prior` if there is none. The result is the mean over the operators. A ratio below 1 counts
+    less, the more operators the two segments do not share: XLA may need little for a segment, and still all that was predicted
+    for a part of it. A ratio above 1 does so, too, unless `measured.cautious`: XLA may order many operators badly, and few well.
     """
     near = [
         (min(end, b) - max(begin, a), max(end, b) - min(begin, a), max(begin, a), min(end, b), found)
-        for (a, b, _, _), found in measured.items()
+        for (a, b, _, _), found in measured.compared.items()
         if min(end, b) > max(begin, a) and (found.predicted > 0 or found.nbytes > 0)
     ]
     near.sort(key=lambda one: -one[0] / one[1])
@@ -107,10 +109,11 @@ def correction(begin: int, end: int, measured: Mapping[SegmentKey, Compared], pr
         new = _uncovered(first, last, covered)
         if new:
             ratio, copied = _shown(found)
-            ratios += new * (ratio if ratio > 1 else 1 + common / both * (ratio - 1))
+            weight = 1.0 if ratio > 1 and measured.cautious else common / both
+            ratios += new * (1 + weight * (ratio - 1))
             copies += new * copied
             covered.append((first, last))
-    return Correction((ratios + prior * _uncovered(begin, end, covered)) / (end - begin), copies / (end - begin))
+    return Correction((ratios + measured.prior * _uncovered(begin, end, covered)) / (end - begin), copies / (end - begin))
 
 
 def _uncovered(begin: int, end: int, covered: Sequence[tuple[int, int]]) -> int:

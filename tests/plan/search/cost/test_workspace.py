@@ -37,9 +37,10 @@ def test_the_prediction_is_a_linear_function_of_both_orders_rounded_up() -> None
     assert predicted_workspace(SegmentAccount(0.0, 0.0, 1, 0, 0, 0, 1), profile) == 1
 
 
-def shown(*segments: tuple[int, int, int]) -> dict[SegmentKey, Compared]:
+def shown(*segments: tuple[int, int, int], prior: float = 1.0, cautious: bool = True) -> CompiledSizes:
     """Compiled segments, by the places they begin and end at and what they need; 100 bytes were predicted for each."""
-    return {(begin, end, NOTHING, NOTHING): Compared(nbytes, 100.0) for begin, end, nbytes in segments}
+    found = {(begin, end, NOTHING, NOTHING): Compared(nbytes, 100.0) for begin, end, nbytes in segments}
+    return CompiledSizes(found, prior=prior, cautious=cautious)
 
 
 def test_a_part_of_a_segment_that_needs_more_than_predicted_takes_its_whole_ratio() -> None:
@@ -48,6 +49,13 @@ def test_a_part_of_a_segment_that_needs_more_than_predicted_takes_its_whole_rati
     assert correction(12, 17, sizes).ratio == 3.0
     assert correction(5, 15, sizes).ratio == 2.5
     assert correction(0, 10, shown((0, 10, 10**6))).ratio == 4.0
+
+
+def test_without_caution_it_takes_less_of_the_ratio_the_smaller_it_is() -> None:
+    sizes = shown((0, 10, 200), (10, 20, 300), cautious=False)
+    assert correction(0, 10, sizes).ratio == 2.0
+    assert correction(12, 17, sizes).ratio == 2.0
+    assert correction(0, 1, sizes).ratio == 1.1
 
 
 def test_a_segment_that_needs_less_says_less_of_its_parts() -> None:
@@ -62,12 +70,12 @@ def test_each_operator_takes_the_ratio_of_the_segment_that_has_the_most_in_commo
 
 def test_operators_of_no_compiled_segment_take_the_prior() -> None:
     assert correction(20, 30, shown((0, 10, 200))).ratio == 1.0
-    assert correction(20, 30, shown((0, 10, 200)), 1.5).ratio == 1.5
-    assert correction(5, 15, shown((0, 10, 200)), 1.5).ratio == 1.75
+    assert correction(20, 30, shown((0, 10, 200), prior=1.5)).ratio == 1.5
+    assert correction(5, 15, shown((0, 10, 200), prior=1.5)).ratio == 1.75
 
 
 def test_what_no_ratio_explains_is_taken_for_copies_of_results() -> None:
-    sizes = {(0, 10, NOTHING, NOTHING): Compared(600, 0.0, 1000), (10, 20, NOTHING, NOTHING): Compared(500, 100.0, 200)}
+    sizes = CompiledSizes({(0, 10, NOTHING, NOTHING): Compared(600, 0.0, 1000), (10, 20, NOTHING, NOTHING): Compared(500, 100.0, 200)})
     assert correction(0, 10, sizes).copied == 0.6
     assert correction(2, 5, sizes).copied == 0.6  # a part copies its own results in the same proportion
     assert correction(10, 20, sizes) == Correction(4.0, 0.5)
@@ -82,7 +90,7 @@ def test_copies_that_were_seen_are_expected_of_parts_of_the_segment() -> None:
     around = {(begin - 1, end + 1, NOTHING, NOTHING): Compared(5000, 0.0, 10_000)}
     copies = 0.5 * schedule.evaluator.condensed.bytes_of(results)
     assert copies > 0
-    assert workspace(schedule, CompiledSizes(around), j) == (int(4 * predicted + copies), False)
+    assert workspace(schedule, CompiledSizes(around, cautious=True), j) == (int(4 * predicted + copies), False)
 
 
 @given(
@@ -90,14 +98,15 @@ def test_copies_that_were_seen_are_expected_of_parts_of_the_segment() -> None:
     st.integers(0, 30),
     st.integers(1, 30),
     st.floats(1, 2),
+    st.booleans(),
 )
 def test_a_correction_lies_between_those_that_it_is_made_of(
-    segments: list[tuple[int, int, int]], begin: int, length: int, prior: float
+    segments: list[tuple[int, int, int]], begin: int, length: int, prior: float, cautious: bool
 ) -> None:
-    sizes = shown(*((a, a + n, nbytes) for a, n, nbytes in segments))
-    found = correction(begin, begin + length, sizes, prior).ratio
-    ratios = [min(max(one.nbytes / one.predicted, 0.25), 4.0) for one in sizes.values()]
-    assert min([prior, *ratios]) - 1e-9 <= found <= max([prior, 1.0, *ratios]) + 1e-9
+    sizes = shown(*((a, a + n, nbytes) for a, n, nbytes in segments), prior=prior, cautious=cautious)
+    found = correction(begin, begin + length, sizes).ratio
+    ratios = [min(max(one.nbytes / one.predicted, 0.25), 4.0) for one in sizes.workspaces.values()]
+    assert min([prior, 1.0, *ratios]) - 1e-9 <= found <= max([prior, 1.0, *ratios]) + 1e-9
 
 
 def test_the_prior_raises_what_is_predicted_before_anything_was_compiled() -> None:

@@ -1,0 +1,43 @@
+"""Large segments that need several times what was predicted do not rule out small ones."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+import tensile_jax as tensile
+from tensile_jax.budget import Budget
+from tensile_jax.exec.fitting import find_plan
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.plan import Choice
+from tests.builders import batch, low_budget, running, sgd_step, weights
+
+
+def shown(times: int) -> tuple[Fitting, Choice, int]:
+    """A fitting, a choice of it whose segments were shown to need `times` what was predicted, and the budget in bytes."""
+    arguments = weights(8), batch(rows=1700)
+    budget = low_budget(sgd_step, *arguments, part=0.4, donate_argnums=0)
+    function = tensile.jit(sgd_step, budget=budget, donate_argnums=0)
+    function(*jax.tree.map(jnp.copy, arguments))
+    fitting = find_plan.begin_to_predict(running(function).compiled.step, Budget(budget, None))
+    chosen = fitting.chosen(fitting.goal())
+    assert chosen is not None
+    needed = [times * segment.workspace_bytes for segment in chosen.plan.segments]
+    measured = fitting.planner.with_measured(chosen.choice, needed, fitting.measured)
+    fitting.known = replace(fitting.known, measured=measured.without_hints())
+    return fitting, chosen.choice, budget
+
+
+def test_another_plan_is_found_though_with_caution_there_is_none() -> None:
+    fitting, _, budget = shown(times=4)
+    assert fitting.measured.cautious
+    assert fitting.planner.plan(fitting.goal(), fitting.measured) is None
+    found = fitting.chosen_with_margin(fitting.goal(), 2)
+    assert found is not None and found.plan.peak_bytes <= budget
+
+
+def test_the_plan_is_revised_though_with_caution_it_cannot_be() -> None:
+    fitting, choice, budget = shown(times=2)
+    assert fitting.planner.revise(choice, fitting.goal(), fitting.measured) is None
+    found = fitting.revised(choice, fitting.goal(), 2)
+    assert found is not None and found.plan.peak_bytes <= budget
