@@ -34,6 +34,8 @@ TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes 
 if TYPE_CHECKING:
     from tensile_jax import nnx, ray
     from tensile_jax.api import PlannedFunction, Report, jit
+    from tensile_jax.checking.check import check
+    from tensile_jax.checking.report import CheckReport
     from tensile_jax.exec.actor.entrypoint import Entrypoint
     from tensile_jax.exec.runtime.job import Job
     from tensile_jax.exec.runtime.runtime import Runtime
@@ -45,14 +47,15 @@ if TYPE_CHECKING:
     from tensile_jax.plan_format import Plan
 
 __all__ = [
-    "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint", "InvalidPlan", "Job",
-    "JobFailed", "JobsFileError", "LargestBatch", "MemoryReport", "OutOfMemory", "Plan", "PlanFileError", "PlannedFunction",
-    "ProcessDied", "Report", "Runtime", "TensileError", "TraceError", "assert_peak", "jit", "max_batch", "memory", "nnx",
-    "ray", "to_device",
+    "BudgetError", "BudgetTooSmall", "CheckReport", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint",
+    "InvalidPlan", "Job", "JobFailed", "JobsFileError", "LargestBatch", "MemoryReport", "OutOfMemory", "Plan", "PlanFileError",
+    "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError", "assert_peak", "check", "jit",
+    "max_batch", "memory", "nnx", "ray", "to_device",
 ]  # fmt: skip
 
 _ROOMS = ("nnx", "ray")  # packages, which need Flax and Ray as well
 _ELSEWHERE = {
+    "CheckReport": "tensile_jax.checking.report",
     "PlannedFunction": "tensile_jax.api",
     "Report": "tensile_jax.api",
     "Entrypoint": "tensile_jax.exec.actor.entrypoint",
@@ -62,6 +65,7 @@ _ELSEWHERE = {
     "Plan": "tensile_jax.plan_format",
     "Runtime": "tensile_jax.exec.runtime.runtime",
     "assert_peak": "tensile_jax.memory_report.assert_peak",
+    "check": "tensile_jax.checking.check",
     "jit": "tensile_jax.api",
     "max_batch": "tensile_jax.memory_report.largest_batch",
     "memory": "tensile_jax.memory_report.memory",

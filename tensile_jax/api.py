@@ -143,6 +143,11 @@ class PlannedFunction:
         return self._calls.report()
 
 
+def made_of(function: PlannedFunction) -> tuple[Callable[..., Any], GivenOptions]:
+    """The function that a planned function wraps, and the options with which `jit` was called."""
+    return function._function, function._options
+
+
 class _NotGiven:
     """The default of `function`: `jit` is used as a decorator with arguments."""
 

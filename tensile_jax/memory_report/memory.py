@@ -81,7 +81,7 @@ def memory(
 def calls_of(function: Callable[..., Any], plan_options: PlanOptions, jit_options: JitOptions) -> PlannedCalls:
     """The calls of a function that `jax.jit` takes or has returned."""
     request = read_options(plan_options)
-    if _is_jitted(function):
+    if is_jitted(function):
         jitted: Any = function
         return PlannedCalls(jitted.__wrapped__, jitted, request, jit_options)
     return PlannedCalls(function, jax.jit(function, **jit_options), request, jit_options)
@@ -128,7 +128,7 @@ def report_of(
     )
 
 
-def _is_jitted(function: Any) -> bool:
+def is_jitted(function: Any) -> bool:
     """Whether it is what `jax.jit` or `tensile_jax.jit` has returned."""
     return all(hasattr(function, name) for name in ("trace", "lower", "eval_shape", "__wrapped__"))
 
