@@ -186,7 +186,7 @@ def _case_of(asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any], *, ste
     """Trace the step, plan it and compile it. Nothing runs."""
     jitted = asked.jitted
     calls = asked.calls()  # refuses wrong options
-    _refuse_unrunnable(jitted.__wrapped__, args, kwargs)
+    refuse_unrunnable(jitted.__wrapped__, args, kwargs)
     began = time.perf_counter()
     jitted.trace(*args, **kwargs)  # JAX keeps the trace, and the plan uses it again
     jax_trace_s = time.perf_counter() - began
@@ -214,7 +214,7 @@ def _case_of(asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any], *, ste
     )
 
 
-def _refuse_unrunnable(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_unrunnable(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises: ValueError: an argument is a shape, or was deleted."""
     for path, leaf in tree_leaves_with_path((args, kwargs)):
         if isinstance(leaf, jax.ShapeDtypeStruct):

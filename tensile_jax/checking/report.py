@@ -228,10 +228,11 @@ def _header(report: CheckReport) -> Iterator[str]:
     on = f"{report.devices} devices of kind {report.device}" if report.devices > 1 else report.device
     yield from _entry("budget", f"{budget}{basis}, policy {report.policy}, on {on}")
     if report.steps > 1:
-        state = ", ".join(f"{root} ({count} arrays)" for root, count in Counter(map(_root, report.fed_back)).items())
-        after = (
-            f"each on the results of the one before, which take the place of {state}" if state else "all on the same arguments"
+        state = ", ".join(
+            f"{root} ({count} {'array' if count == 1 else 'arrays'})"
+            for root, count in Counter(map(_root, report.fed_back)).items()
         )
+        after = f"each on the results of the one before, in place of {state}" if state else "all on the same arguments"
         yield from _entry("steps", f"{report.steps}, {after}")
     if report.copied_bytes:
         yield from _entry(

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from tensile_jax.cli.commands.calibrate import calibrate
+from tensile_jax.cli.commands.check import check
 from tensile_jax.cli.commands.compare import compare
 from tensile_jax.cli.commands.control import budget, cancel, pause, resume, status
 from tensile_jax.cli.commands.demo import demo
@@ -52,6 +53,7 @@ for command in (
     memory,
     max_batch,
     compare,
+    check,
     calibrate,
     status,
     pause,

@@ -1,4 +1,4 @@
-"""`tensile schema`: prints the JSON Schema (version 2020-12) of the documents that `tensile plan` and `tensile run` write."""
+"""`tensile schema`: prints the JSON Schema (version 2020-12) of what `tensile check`, `memory`, `plan` and `run` write."""
 
 import click
 import msgspec
@@ -14,15 +14,21 @@ _WRITTEN = {
 
 
 @click.command(short_help="Print a JSON Schema.")
-@click.argument("document", metavar="memory|plan|plan-jobs|run|run-jobs", type=click.Choice(["memory", "plan", *_WRITTEN]))
+@click.argument(
+    "document", metavar="check|memory|plan|plan-jobs|run|run-jobs", type=click.Choice(["check", "memory", "plan", *_WRITTEN])
+)
 def schema(document: str) -> None:
-    """Print the JSON Schema of what memory, plan and run write, for a model or (plan-jobs, run-jobs) for a file of jobs."""
+    """Print the JSON Schema of what check, memory, plan and run write, for a step or (plan-jobs, run-jobs) a file of jobs."""
     if document == "plan":
         made = plan_schema()
     elif document == "memory":
         from tensile_jax.memory_report.report import report_schema
 
         made = report_schema()
+    elif document == "check":
+        from tensile_jax.checking.report import check_schema
+
+        made = check_schema()
     else:
         title, written = _WRITTEN[document]
         made = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(written)}

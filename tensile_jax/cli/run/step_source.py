@@ -3,7 +3,8 @@
     MODULE:FUNCTION ::= a function that returns (step, args), or what `Entrypoint` takes: (step, state, batches), or a model
 
 A model and (step, state, batches) are taken as `tensile run` trains them, with the state donated. In (step, args), the user says
-what is donated: the step may be `jax.jit(function, donate_argnums=...)`. Only the user's function is called; no step runs.
+what is donated: the step may be `jax.jit(function, donate_argnums=...)`. Only the user's function is called, and what
+makes a model's first state; no step runs.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,20 +29,23 @@ class FoundStep:
     donated: int | None
 
 
-def find_step(source: ModelChoice | OwnStep) -> FoundStep:
+def find_step(source: ModelChoice | OwnStep, *, to_run: bool = False) -> FoundStep:
     """The step, made anew.
+
+    Args:
+        to_run: whether the arguments must be arrays, so that the step can run. A function that returns (step, args) may still
+            return shapes.
 
     Raises:
         Refusal: the model or the function does not take these sizes, cannot be imported, or makes no step.
     """
     if isinstance(source, ModelChoice):
-        model = source.build()
-        return FoundStep(model.step, (model.state_shape, model.batch_shape), 0)
+        return _found(source.build(), source.name, to_run=to_run)
     find_modules_here()
     given = {} if source.batch_size is None else {"batch_size": source.batch_size}
     try:
         made = Entrypoint(source.target, given).call()
-        return _found(made, source.target)
+        return _found(made, source.target, to_run=to_run)
     except (ImportError, TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
 
@@ -51,9 +55,10 @@ def with_batch_size(source: ModelChoice | OwnStep, batch_size: int) -> ModelChoi
     return replace(source, batch_size=batch_size)
 
 
-def _found(made: Any, target: str) -> FoundStep:
+def _found(made: Any, target: str, *, to_run: bool) -> FoundStep:
     if not isinstance(made, tuple) and all(hasattr(made, name) for name in ("step", "state_shape", "batch_shape")):
-        return FoundStep(made.step, (made.state_shape, made.batch_shape), 0)
+        given = (made.init(), next(made.batches())) if to_run else (made.state_shape, made.batch_shape)
+        return FoundStep(made.step, given, 0)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple | list):
         return FoundStep(made[0], tuple(made[1]), None)
     if isinstance(made, tuple) and len(made) == 3 and callable(made[0]):
@@ -61,7 +66,8 @@ def _found(made: Any, target: str) -> FoundStep:
         first = next(iter(batches if isinstance(batches, Iterable) else batches()), None)
         if first is None:
             raise ValueError(f"{target}: its batches gave nothing. Give at least one batch.")
-        return FoundStep(step, (jax.tree.map(shape_struct, state), jax.tree.map(shape_struct, first)), 0)
+        given = (state, first)
+        return FoundStep(step, given if to_run else jax.tree.map(shape_struct, given), 0)
     raise TypeError(
         f"{target} must return (step, args), (step, state, batches) or a model. It returned a {type(made).__name__}. "
         "args is the tuple of the step's arguments, arrays or jax.ShapeDtypeStructs."
