@@ -43,14 +43,15 @@ if TYPE_CHECKING:
     from tensile_jax.memory_report.assert_peak import assert_peak
     from tensile_jax.memory_report.largest_batch import LargestBatch, max_batch
     from tensile_jax.memory_report.memory import memory
+    from tensile_jax.memory_report.out_of_memory import explain_out_of_memory
     from tensile_jax.memory_report.report import MemoryReport
     from tensile_jax.plan_format import Plan
 
 __all__ = [
     "BudgetError", "BudgetTooSmall", "CheckReport", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint",
     "InvalidPlan", "Job", "JobFailed", "JobsFileError", "LargestBatch", "MemoryReport", "OutOfMemory", "Plan", "PlanFileError",
-    "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError", "assert_peak", "check", "jit",
-    "max_batch", "memory", "nnx", "ray", "to_device",
+    "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError", "assert_peak", "check",
+    "explain_out_of_memory", "jit", "max_batch", "memory", "nnx", "ray", "to_device",
 ]  # fmt: skip
 
 _ROOMS = ("nnx", "ray")  # packages, which need Flax and Ray as well
@@ -66,6 +67,7 @@ _ELSEWHERE = {
     "Runtime": "tensile_jax.exec.runtime.runtime",
     "assert_peak": "tensile_jax.memory_report.assert_peak",
     "check": "tensile_jax.checking.check",
+    "explain_out_of_memory": "tensile_jax.memory_report.out_of_memory",
     "jit": "tensile_jax.api",
     "max_batch": "tensile_jax.memory_report.largest_batch",
     "memory": "tensile_jax.memory_report.memory",

@@ -14,6 +14,7 @@ from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.report import Report
 from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
 from tensile_jax.exec.fitting.forms import bound_us, compare_forms
+from tensile_jax.memory_report.out_of_memory import explain
 from tensile_jax.plan import Comparison, PolicyName
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import Progress
@@ -46,8 +47,12 @@ class PlannedFunction:
         if call is None:
             return self._jitted(*args, **kwargs)
         step = self._calls.planned(call, args, kwargs)
-        with InterruptsHeld():  # from here on, donated arguments may be deleted
-            return self._calls.run(step, call, args, kwargs)
+        try:
+            with InterruptsHeld():  # from here on, donated arguments may be deleted
+                return self._calls.run(step, call, args, kwargs)
+        except Exception as error:
+            explain(error, step.traced.step if step.plan.whole else None)
+            raise
 
     # -- as of the result of jax.jit ------------------------------------------------------------------------------------
 

@@ -6,5 +6,6 @@ lives.py          computes from a step's graph when each tensor is in memory, an
 donations.py      finds donations that would save memory, and arguments that nothing reads
 memory.py         makes the report of a function: `tensile_jax.memory`
 assert_peak.py    fails a test if a peak is too high: `tensile_jax.assert_peak`
+out_of_memory.py  says what held the memory when a device had no room: `tensile_jax.explain_out_of_memory`
 largest_batch.py  finds the largest batch that fits: `tensile_jax.max_batch`
 """

@@ -251,7 +251,7 @@ def describe(report: MemoryReport) -> str:
         lines.append(f"  device     {report.device} with {format_bytes(report.device_bytes)}: the peak {verdict}")
     lines += ["", "On the device at the peak"]
     lines += _by_role(report)
-    lines += ["", "The largest there, with the lines that make them and that use them last", *_largest(report)]
+    lines += ["", "The largest there, with the lines that make them and that use them last", *largest_lines(report)]
     lines += _entries("Donations missed", list(_missed(report.missed_donations)))
     lines += _entries("Not used by the function", [f"{format_bytes(a.nbytes):>10}  {a.name}" for a in report.unused_arguments])
     if report.smallest_budget_bytes is not None:
@@ -288,7 +288,8 @@ def _by_role(report: MemoryReport) -> Iterator[str]:
     yield f"  {'together':<22}{format_bytes(sum(h.nbytes for h in report.at_peak)):>11}"
 
 
-def _largest(report: MemoryReport) -> Iterator[str]:
+def largest_lines(report: MemoryReport) -> Iterator[str]:
+    """The largest tensors at the peak, each in a line for a person, with the lines of code that make it and that use it last."""
     named = [held for held in report.at_peak if held.tensor is not None]
     for held in named[:_LARGEST]:
         assert held.tensor is not None  # as filtered above
