@@ -23,6 +23,7 @@ from tensile_jax.plan.comparison import SHARES
 
 __all__ = ["memory"]
 
+_OF_NNX = ("flax.", "tensile_jax.nnx.")  # where the types of functions are defined that take NNX objects
 _LIBRARY_KERNEL = "ynn_fusion"
 _IN_LIBRARY = (
     "XLA for CPUs runs some operators of this function inside kernels of a library, which allocate memory for themselves. XLA's "
@@ -79,8 +80,18 @@ def memory(
 
 
 def calls_of(function: Callable[..., Any], plan_options: PlanOptions, jit_options: JitOptions) -> PlannedCalls:
-    """The calls of a function that `jax.jit` takes or has returned."""
+    """The calls of a function that `jax.jit` takes or has returned.
+
+    Raises:
+        TypeError: `flax.nnx.jit` or `tensile_jax.nnx.jit` has returned it.
+    """
     request = read_options(plan_options)
+    if type(function).__module__.startswith(_OF_NNX):
+        raise TypeError(
+            f"{getattr(function, '__name__', 'The function')!r} takes NNX objects, and a function of arrays is needed. Split the "
+            "objects (graph, state = nnx.split(model, optimizer)), and give a function of the state that merges them again "
+            "(nnx.merge(graph, state)) and returns the new state."
+        )
     if is_jitted(function):
         jitted: Any = function
         return PlannedCalls(jitted.__wrapped__, jitted, request, jit_options)

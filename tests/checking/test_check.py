@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import pytest
+from flax import nnx
 
 import tensile_jax as tensile
 from tensile_jax.checking import reference, ways
@@ -203,6 +204,13 @@ def test_a_budget_that_cannot_be_kept_is_refused_before_anything_runs() -> None:
         tensile.check(step, x, budget="1KiB", donate_argnums=0, progress=False)
     jax.effects_barrier()
     assert (ran, x.is_deleted()) == ([], False)
+
+
+@pytest.mark.parametrize("jit", [nnx.jit, tensile.nnx.jit])
+@pytest.mark.parametrize("report_on", [tensile.check, tensile.memory])
+def test_a_function_of_nnx_objects_is_refused_with_what_to_give_instead(report_on: Any, jit: Any) -> None:
+    with pytest.raises(TypeError, match=r"'train_step' takes NNX objects, .* nnx.split"):
+        report_on(jit(train_step), state(), images())
 
 
 @pytest.mark.parametrize(

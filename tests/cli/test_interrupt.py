@@ -142,6 +142,7 @@ def test_a_run_of_jobs_is_interrupted_at_any_moment(tmp_path: Path, moment: int,
 _OTHERS = {
     "plan": (["plan", "mlp", "--budget", "80%", "-o", "written"], 4.0),
     "plan of jobs": (["plan", "jobs.toml", "-o", "written"], 6.0),
+    "check": (["check", "mlp", "--budget", "80%", "-o", "written"], 12.0),
     "compare": (["compare", "mlp", "-o", "written"], 4.0),
     "demo": (["demo", "--output", "run"], 12.0),
     "picture": (["picture", "past", "-o", "written"], 1.5),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from tensile_jax.atomic_file import write_whole
 from tensile_jax.cli.errors import refusing_options
 from tensile_jax.cli.options import POSITIVE_COUNT, Limits, ModelChoice, OwnStep, takes_limits, takes_step, writable_file
 from tensile_jax.cli.progress import Phases
@@ -56,7 +57,7 @@ def check(
             **options,
         )
     if output is not None:
-        output.write_text(report.to_json() + "\n")
+        write_whole(output, report.to_json().encode() + b"\n")
     click.echo(str(report))
     if output is not None:
         click.echo(f"Written to {output}")
