@@ -104,6 +104,7 @@ def check(
         TraceError: the step cannot be planned.
         OutOfMemory: neither plain jit nor another plan fits on the device, so that there is nothing to compare with.
         ValueError: an argument is a shape, or was deleted, or an option has a value that is not allowed.
+        TypeError: the function takes NNX objects.
 
     >>> import jax.numpy as jnp
     >>> def loss(w, x):
@@ -175,7 +176,7 @@ def _asked(function: Callable[..., Any], given: Mapping[str, Any], jit_options: 
     options: dict[str, Any] = {**given, **jit_options}
     if isinstance(function, PlannedFunction):
         function, made_with = made_of(function)
-        options = {**made_with, **options}
+        options = {**made_with, **options, "keep_plans": None}  # the folder is for the plans of the user's own calls
     for_jit = {name: value for name, value in options.items() if name in JitOptions.__annotations__}
     for_plan = {name: value for name, value in options.items() if name not in for_jit}
     jitted = function if is_jitted(function) else jax.jit(function, **for_jit)
@@ -268,6 +269,11 @@ def _report_on(case: _Case) -> CheckReport:
             (checked.run, reference.run), case.arguments, case.timed_calls, lambda done: tell("timing", done, case.timed_calls)
         )
     del warm_up
+    refused = checked.calls.report().out_of_memory
+    if refused:
+        notes.append(
+            f"The device refused memory {refused} times. A plan for less memory may have taken the place of the first one."
+        )
     outputs = _judged(case, differences, own)
     return CheckReport(
         check_version=CHECK_VERSION,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from tensile_jax.checking import reference, ways
 from tensile_jax.checking.report import check_schema
 from tensile_jax.checking.ways import Allocated
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.exec.running.executor import Executor
 from tests.builders import low_budget
 from tests.checking.small_steps import NAMES, has_form, images, numbers_of, spoil, state, train_step
 
@@ -144,6 +146,27 @@ def test_what_jit_has_returned_keeps_its_options() -> None:
     for step, options in ((jitted, SEGMENTS), (planned, {"timed_calls": 1, "progress": False})):
         report = tensile.check(step, state(), images(), steps=1, **options)
         assert report.agrees and report.policy == "none" and report.copied_bytes > 0
+
+
+def test_a_planned_function_is_checked_without_writing_into_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "plans"
+    planned = tensile.jit(train_step, policy="none", device_profile="cpu", donate_argnums=0, keep_plans=folder)
+    assert tensile.check(planned, state(), images(), steps=1, timed_calls=1, progress=False).agrees
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_a_plan_that_ran_out_of_memory_and_recovered_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, failed = Executor.run, []
+
+    def counted(self: Executor, *args: Any) -> Any:
+        if not failed:
+            failed.append(self)
+            self.out_of_memory += 1
+        return run(self, *args)
+
+    monkeypatch.setattr(Executor, "run", counted)
+    report = checked(steps=1)
+    assert report.agrees and any("The device refused memory 1 times" in note for note in report.notes)
 
 
 def test_a_plan_under_a_budget_says_what_it_is_a_share_of() -> None:
