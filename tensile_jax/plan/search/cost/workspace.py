@@ -93,9 +93,10 @@ def correction(begin: int, end: int, measured: CompiledSizes) -> Correction:
     """How the prediction for the segment of the operators at places `[begin, end)` is corrected.
 
     Each of its operators takes the correction of the compiled segment that has the most in common with this segment and contains
-    the operator; the ratio is `measured.prior` if there is none. The result is the mean over the operators. A ratio below 1 counts
-    less, the more operators the two segments do not share: XLA may need little for a segment, and still all that was predicted
-    for a part of it. A ratio above 1 does so, too, unless `measured.cautious`: XLA may order many operators badly, and few well.
+    the operator; the ratio is `measured.prior` if there is none. The result is the mean over the operators. A ratio below 1
+    counts less, the more operators the two segments do not share: XLA may need little for a segment, and still all that was
+    predicted for a part of it. A ratio above 1 does so, too, unless `measured.cautious`: XLA may order many operators badly, and
+    few well.
     """
     near = [
         (min(end, b) - max(begin, a), max(end, b) - min(begin, a), max(begin, a), min(end, b), found)

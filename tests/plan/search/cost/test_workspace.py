@@ -12,7 +12,7 @@ from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.search.choice import choice_of, compared, peak_of
 from tensile_jax.plan.search.cost.segment_account import SegmentAccount
-from tensile_jax.plan.search.cost.workspace import Compared, Correction, SegmentKey, correction, predicted_workspace
+from tensile_jax.plan.search.cost.workspace import Compared, Correction, correction, predicted_workspace
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import least
 from tensile_jax.plan.search.step_model import StepModel
@@ -75,7 +75,9 @@ def test_operators_of_no_compiled_segment_take_the_prior() -> None:
 
 
 def test_what_no_ratio_explains_is_taken_for_copies_of_results() -> None:
-    sizes = CompiledSizes({(0, 10, NOTHING, NOTHING): Compared(600, 0.0, 1000), (10, 20, NOTHING, NOTHING): Compared(500, 100.0, 200)})
+    sizes = CompiledSizes(
+        {(0, 10, NOTHING, NOTHING): Compared(600, 0.0, 1000), (10, 20, NOTHING, NOTHING): Compared(500, 100.0, 200)}
+    )
     assert correction(0, 10, sizes).copied == 0.6
     assert correction(2, 5, sizes).copied == 0.6  # a part copies its own results in the same proportion
     assert correction(10, 20, sizes) == Correction(4.0, 0.5)
