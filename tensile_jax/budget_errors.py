@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.ir import Graph, Operator, OperatorId, Tensor, TensorId
-from tensile_jax.plan_format import Plan, PlannedTensor, unranged
+from tensile_jax.plan_format import Plan, PlannedTensor, Segment, unranged
 from tensile_jax.units import format_bytes
 
 
@@ -112,14 +112,21 @@ def _what_needs_it(least: Plan | None) -> list[str]:
     if least.whole:
         return ["This is the peak of plain jit, and no plan needs less."]
     peak = least.segments[least.peak_segment]
-    if peak.device_bytes > peak.resident_bytes + peak.workspace_bytes:
+    if peak.device_bytes > peak.resident_bytes + peak.workspace_bytes + peak.allocator_bytes:
         return ["This is what its arguments or its results hold when an iteration begins or ends."]
     used = {*peak.inputs, *peak.outputs}
     tensors = [t for t in least.tensors if t.id in used]
     return [
         f"The segment {peak.name!r} has {format_bytes(peak.resident_bytes)} of tensors{_largest(tensors)}, and "
-        f"{format_bytes(peak.workspace_bytes)} of XLA's working memory."
+        f"{format_bytes(peak.workspace_bytes)} of XLA's working memory{_of_the_allocator(peak)}."
     ]
+
+
+def _of_the_allocator(segment: Segment) -> str:
+    """What the allocator hands out without being asked while a segment runs, if it is a hundredth of all that is in use."""
+    if segment.allocator_bytes <= segment.device_bytes / 100:
+        return ""
+    return f"; the device's allocator hands out {format_bytes(segment.allocator_bytes)} more"
 
 
 class _Need(NamedTuple):

@@ -68,7 +68,9 @@ class Segment:
         frees: the tensors that are released when the segment ends.
         resident_bytes: the tensors on the device while the segment runs.
         workspace_bytes: what the segment needs beside its inputs and outputs.
-        device_bytes: the device memory in use while the segment runs: the two numbers above, added up. For the first and the
+        allocator_bytes: what the device's allocator hands out without being asked, since it rounds sizes and hands out some
+            pieces of free memory whole.
+        device_bytes: the device memory in use while the segment runs: the three numbers above, added up. For the first and the
             last segment, it is at least what is on the device when the iteration begins and ends.
         stall_us: how long the segment waits for copies before it begins.
     """
@@ -87,6 +89,7 @@ class Segment:
     latency_us: float
     recomputed_us: float
     stall_us: float
+    allocator_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ class Plan:
         max_slowdown: what the user gave instead of a budget: the allowed time of the step, as a multiple of its time as one
             executable.
         peak_bytes: predicted peak of device memory, workspaces included. A *workspace* is the memory that a segment needs beside
-            its inputs and outputs.
+            its inputs and outputs. What the device's allocator hands out without being asked is included, too.
+        allocator_bytes: how much higher the peak is for that reason; None if the allocator hands out what it is asked for.
         workspaces: "predicted" before compiling: every workspace, and with it every `device_bytes` and the peak, is an estimate.
             "compiled" once the sizes of the compiled segments have replaced the estimates. Times are always predictions.
         peak_segment: the index of the segment that needs most.
@@ -197,6 +201,7 @@ class Plan:
     host_budget_bytes: int | None = None
     donated: tuple[TensorId, ...] | None = None
     jax_version: str = ""
+    allocator_bytes: int | None = None
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
@@ -282,6 +287,8 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield f"its peak is {plan.peak_bytes} bytes, and its largest segment's {max(s.device_bytes for s in plan.segments)}"
     elif plan.segments[plan.peak_segment].device_bytes != plan.peak_bytes:
         yield f"segment {plan.peak_segment}, which is to hold the peak, is not the largest"
+    elif plan.allocator_bytes not in (None, unasked_bytes(plan.segments)):
+        yield f"its allocator_bytes are {plan.allocator_bytes}, and its segments' {unasked_bytes(plan.segments)}"
     if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
         yield f"its peak of {plan.peak_bytes} bytes is above its budget of {plan.budget_bytes}"
     if plan.host_budget_bytes is not None and (plan.host_peak_bytes or 0) > plan.host_budget_bytes:
@@ -293,6 +300,11 @@ def contradictions(plan: Plan) -> Iterator[str]:
     yield from _contradictory_tensors(plan)
     yield from _contradictory_segments(plan)
     yield from _contradictory_loops(plan)
+
+
+def unasked_bytes(segments: Sequence[Segment]) -> int:
+    """How much higher the peak of these segments is than without what the allocator hands out without being asked."""
+    return max(s.device_bytes for s in segments) - max(s.device_bytes - s.allocator_bytes for s in segments)
 
 
 def _impossible_numbers(record: Any, what: str) -> Iterator[str]:
@@ -335,8 +347,9 @@ def _contradictory_segments(plan: Plan) -> Iterator[str]:
         there.difference_update(segment.frees)
         if any(not 0 <= a < b < _MOST for a, b in (*segment.operators, *segment.recomputes)):
             yield f"segment {place} has an empty or negative range of operators"
-        if segment.resident_bytes + segment.workspace_bytes > segment.device_bytes and not plan.whole:
-            yield f"segment {place} has less on the device than is resident and its workspace"
+        needed = segment.resident_bytes + segment.workspace_bytes + segment.allocator_bytes
+        if needed > segment.device_bytes and not plan.whole:
+            yield f"segment {place} has less on the device than is resident, its workspace and what its allocator hands out"
 
 
 def _contradictory_loops(plan: Plan) -> Iterator[str]:
@@ -381,7 +394,7 @@ def describe(plan: Plan) -> str:
         *([f"  devices    {plan.devices}, all alike; sizes are those of one"] if plan.devices > 1 else []),
         f"  budget     {budget}",
         f"  peak       {about}{format_bytes(plan.peak_bytes)} in {plan.segments[plan.peak_segment].name}"
-        f" (floor {format_bytes(plan.floor_bytes)}{jit})",
+        f" (floor {format_bytes(plan.floor_bytes)}{jit})" + _of_the_allocator(plan),
         f"  step       {uncalibrated}{plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
         f"{plan.stall_us / 1e3:.1f} ms waiting for copies",
     ]
@@ -412,6 +425,12 @@ def describe(plan: Plan) -> str:
     for note in plan.notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
     return "\n".join(lines)
+
+
+def _of_the_allocator(plan: Plan) -> str:
+    if plan.allocator_bytes is None:
+        return ""
+    return f", {format_bytes(plan.allocator_bytes)} of it unasked for by the allocator"
 
 
 def _in_host_memory(plan: Plan) -> str:

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensile_jax.ir import Role, TensorId
-from tensile_jax.plan_format import Plan, PlannedTensor
+from tensile_jax.plan_format import Plan, PlannedTensor, Segment
 
-RowRole = Role | Literal["workspace", "unnamed", "ends", "joined"]
+RowRole = Role | Literal["workspace", "allocator", "unnamed", "ends", "joined"]
 """The role of a tensor, which says what the tensor is for; or a name for bytes that are no tensor of the plan:
 
     workspace   the memory that a segment needs beside its inputs and results
+    allocator   what the device's allocator hands out without being asked
     unnamed     constants, and arguments that the plan does not name
     ends        what is on the device only when the iteration begins or ends
     joined      what is added if segments are compiled together as one executable
@@ -89,10 +90,16 @@ def on_device(plan: Plan, index: int) -> tuple[Resident, ...]:
     named = [Resident(t.name, t.role, t.nbytes, t.id) for t in plan.tensors if t.id in there and t.nbytes]
     beside: tuple[tuple[str, RowRole, int], ...] = (
         (f"workspace of {segment.name}", "workspace", segment.workspace_bytes),
+        ("handed out by the allocator without being asked", "allocator", segment.allocator_bytes),
         ("constants and arguments that the plan does not name", "unnamed", segment.resident_bytes - sum(r.nbytes for r in named)),
-        ("when the iteration begins or ends", "ends", segment.device_bytes - segment.resident_bytes - segment.workspace_bytes),
+        ("when the iteration begins or ends", "ends", bytes_at_ends(segment)),
     )
     return _sorted([*named, *(Resident(what, role, nbytes) for what, role, nbytes in beside if nbytes)])
+
+
+def bytes_at_ends(segment: Segment) -> int:
+    """What the `device_bytes` of a segment cover in addition, since it is on the device when the iteration begins or ends."""
+    return segment.device_bytes - segment.resident_bytes - segment.workspace_bytes - segment.allocator_bytes
 
 
 def at_peak(plan: Plan) -> tuple[Resident, ...]:

@@ -6,8 +6,12 @@ that exists is chosen:
     1. what `tensile calibrate` has measured for this kind of device (`calibrations.py`)
     2. the profile for this kind of device that comes with the package
     3. the profile `unknown`, with which predicted times mean nothing
+
+A profile for GPUs also says how the device's memory is handed out. Unless its file names an `allocator`, that is what JAX does in
+this process: the environment variables `XLA_PYTHON_CLIENT_ALLOCATOR` and `XLA_PYTHON_CLIENT_PREALLOCATE` decide.
 """
 
+import os
 import re
 import tomllib
 from dataclasses import MISSING, fields
@@ -15,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tensile_jax.device_profiles import calibrations
-from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.device_profile import Allocator, DeviceProfile
 
 _UNKNOWN = "unknown"
 """The profile of a device of which nothing is known."""
@@ -78,6 +82,16 @@ def load_profile(name: str) -> DeviceProfile:
     missing, unknown = sorted(wanted - optional - set(values)), sorted(set(values) - wanted)
     if missing or unknown:
         raise ValueError(f"device_profile {name!r}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
+    if values.get("platform") == "gpu":
+        values.setdefault("allocator", _allocator_of_gpus())
     if isinstance(values.get("kinds"), list):
         values["kinds"] = tuple(values["kinds"])
     return DeviceProfile(**values)
+
+
+def _allocator_of_gpus() -> Allocator:
+    """How this process lets XLA hand out the memory of GPUs, which JAX reads from the same environment variables."""
+    if os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower() not in ("default", "bfc"):
+        return "exact"
+    grows = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") in ("false", "False", "0")
+    return "growing" if grows else "best_fit"

@@ -17,12 +17,17 @@ from tensile_jax.pages.offsets import offsets
 from tensile_jax.pages.page import Cell, Column, Page, Plot, Table, refuse_without_plotly, write_page
 from tensile_jax.pages.traces import COLOURS, GRAY, Band, Span, Trace, Unit, area, bands, line, marked, spans, unit_of
 from tensile_jax.plan_format import Event, Plan, Segment
-from tensile_jax.plan_residency import Stay, at_peak, residents, stays
+from tensile_jax.plan_residency import Stay, at_peak, bytes_at_ends, residents, stays
 from tensile_jax.units import format_bytes
 
 _SEGMENTS, _AGAIN, _OUT, _IN = "segments", "computes again", "to the host", "to the device"
 _LANES = (_SEGMENTS, _AGAIN, _OUT, _IN)
-_OTHER = {"unnamed": "other constants and arguments", "ends": "between iterations", "joined": "joined into programs"}
+_OTHER = {
+    "allocator": "unasked for, by the allocator",
+    "unnamed": "other constants and arguments",
+    "ends": "between iterations",
+    "joined": "joined into programs",
+}
 _POINTS = 2000  # of plain jit's curve
 
 
@@ -97,7 +102,8 @@ def _areas(plan: Plan, unit: Unit) -> Iterator[Trace]:
         named = sum(tensors[t].nbytes for t in there)
         by_role["unnamed"][place] = segment.resident_bytes - named
         by_role["workspace"][place] = segment.workspace_bytes
-        by_role["ends"][place] = segment.device_bytes - segment.resident_bytes - segment.workspace_bytes
+        by_role["allocator"][place] = segment.allocator_bytes
+        by_role["ends"][place] = bytes_at_ends(segment)
     x = [*map(_begin, plan.segments), _end(plan.segments[-1])]
     order = [*WORDS, *_OTHER]
     for role in sorted(by_role, key=order.index):

@@ -55,6 +55,7 @@ from tensile_jax.plan.search.choice import (
     is_possible,
     peak_of,
     schedule_of,
+    whole_needs,
     whole_peak,
     workspaces_of,
 )
@@ -227,7 +228,7 @@ class Planner:
         return replace(measured, prior=self._latest.of("prior", measured.whole, lambda: self._prior(measured.whole)))
 
     def _prior(self, whole: int | None) -> float:
-        ends, predicted = self.bytes_at_ends(), whole_peak(self.model, CompiledSizes())
+        ends, predicted = self.bytes_at_ends(), whole_needs(self.model, CompiledSizes())
         return 1.0 if whole is None or predicted <= ends else min(max((whole - ends) / (predicted - ends), 1.0), _MOST_PRIOR)
 
     def bytes_at_ends(self) -> int:
@@ -365,8 +366,8 @@ class Planner:
         """The plan of a choice; None if its replay refuses it."""
         header = self._header(goal, measured)
         if choice.layout is None:
-            peak_bytes, latency_us = whole_peak(self.model, measured), self.model.whole_latency_us
-            plan = build_whole_plan(self.graph, header, self.model.profile, peak_bytes=peak_bytes, latency_us=latency_us)
+            needed, latency_us = whole_needs(self.model, measured), self.model.whole_latency_us
+            plan = build_whole_plan(self.graph, header, self.model.profile, needed_bytes=needed, latency_us=latency_us)
             return replace(plan, workspaces="compiled" if measured.whole is not None else "predicted")
         schedule = schedule_of(self.model, choice.layout, measured)
         workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]

@@ -19,7 +19,7 @@ _NOISE = 0.25  # of a step: a local search may end in another optimum at a lower
 def plan_of(step: StepModel, choice: Choice) -> Plan:
     if choice.runs_whole:
         peak, latency_us = whole_peak(step, NOTHING), sum(step.latencies)
-        return build_whole_plan(step.graph, empty_plan(step.graph), PROFILE, peak_bytes=peak, latency_us=latency_us)
+        return build_whole_plan(step.graph, empty_plan(step.graph), PROFILE, needed_bytes=peak, latency_us=latency_us)
     return predicted_plan(step, choice, NOTHING)
 
 

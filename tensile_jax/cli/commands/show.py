@@ -193,7 +193,7 @@ def _resident_tables(there: Sequence[Resident], top: int) -> list[Table]:
 
 
 def _role_in_words(row: Resident) -> str:
-    return row.role.replace("_", " ") if row.role not in ("unnamed", "ends", "joined") else row.what
+    return row.role.replace("_", " ") if row.role not in ("allocator", "unnamed", "ends", "joined") else row.what
 
 
 def _scope_of_resident(row: Resident) -> str:
@@ -326,7 +326,9 @@ def _segment_lines(plan: Plan, index: int) -> list[str]:
     return [
         f"Segment {index} of {len(plan.segments)} ({s.name})",
         f"  on the device  {format_bytes(s.device_bytes)}: {format_bytes(s.resident_bytes)} resident, "
-        f"{format_bytes(s.workspace_bytes)} workspace" + (" <- the plan's peak" if index == plan.peak_segment else ""),
+        f"{format_bytes(s.workspace_bytes)} workspace"
+        + (f", {format_bytes(s.allocator_bytes)} unasked for by the allocator" if s.allocator_bytes else "")
+        + (" <- the plan's peak" if index == plan.peak_segment else ""),
         f"  time           begins at {format_us(s.begin_us)}, runs {format_us(s.latency_us)} "
         f"({format_us(s.recomputed_us)} of it again), waits {format_us(s.stall_us)} for copies",
         f"  operators      {_spans(s.operators)}",

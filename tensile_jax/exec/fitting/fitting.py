@@ -407,7 +407,13 @@ class Fitting:
             check(found, step.graph)
         except InvalidPlan:
             return None
-        plan = replace(plan, launches=len(programs), workspaces="compiled", peak_bytes=found.peak_bytes)
+        plan = replace(
+            plan,
+            launches=len(programs),
+            workspaces="compiled",
+            peak_bytes=found.peak_bytes,
+            allocator_bytes=found.allocator_bytes,
+        )
         return self._result(choice, plan, executables, found)
 
     def program_executables(self, plan: Plan) -> list[Executable]:

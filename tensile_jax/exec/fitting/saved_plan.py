@@ -24,10 +24,12 @@ from tensile_jax.exec.compiling.whole_executable import whole_executable
 from tensile_jax.exec.fitting.find_plan import begin, budget_of, fit, learn, untried_whole_bytes
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.result.build import build_whole_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import decode
-from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
-from tensile_jax.plan_format import Plan, Segment
+from tensile_jax.plan.result.memory_curve import host_bytes
+from tensile_jax.plan.result.segment_sizes import with_sizes
+from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes
 
 
@@ -46,16 +48,16 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     lower = min(budgets, key=lambda one: one.resolve(0), default=None)
     budget_bytes = None if lower is None else lower.nbytes
     fitting = given.under(lower)
+    stated = plan.peak_bytes
     as_programs = fitting.compile_programs(plan, None) if plan.launch == "program" else None
     if as_programs is not None:
         executables, launched = as_programs.executables, as_programs.launched
-        segments, peak, needed = plan.segments, plan.peak_segment, launched.peak_bytes
+        plan = replace(plan, peak_bytes=launched.peak_bytes, allocator_bytes=launched.allocator_bytes)
     else:
         plan = replace(plan, launch="segments", launches=None, barriers=None)
-        executables, segments = _compiled(fitting, plan)
+        executables, plan = _compiled(fitting, plan)
         launched = None
-        peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
-        needed = segments[peak].device_bytes
+    needed = plan.peak_bytes
     on_host, host_limit = _host_peak(step, plan), step.origin.planner.model.host_limit
     above_host = on_host > host_limit
     if above_host or (budget_bytes is not None and needed > budget_bytes):
@@ -69,13 +71,10 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
         return replace(found, plan=noted, launched=noted if found.launched is found.plan else found.launched)
     learn(fitting)
     notes = plan.notes
-    if needed != plan.peak_bytes:
-        notes += (f"Compiled here, the saved plan needs {needed} bytes at its peak; the file says {plan.peak_bytes}.",)
+    if needed != stated:
+        notes += (f"Compiled here, the saved plan needs {needed} bytes at its peak; the file says {stated}.",)
     corrected = replace(
         plan,
-        segments=tuple(segments),
-        peak_segment=peak,
-        peak_bytes=needed,
         workspaces="compiled",
         host_peak_bytes=on_host,
         host_budget_bytes=None if host_limit == float("inf") else int(host_limit),
@@ -95,29 +94,17 @@ def _host_peak(step: Step, plan: Plan) -> int:
     return max(host_bytes(decode(plan, step.graph), step.graph)) + inner
 
 
-def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Sequence[Segment]]:
-    """The executables of the plan's segments, or plain jit's if the step runs whole, and the segments with XLA's sizes."""
-    step = fitting.step
+def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Plan]:
+    """The executables of the plan's segments, or plain jit's if the step runs whole, and the plan with XLA's sizes."""
+    step, profile = fitting.step, fitting.planner.model.profile
     if plan.whole:
         fitting.compile_plain_jit(to_run=True)
-        jit_peak = fitting.jit_peak_bytes
-        held = min(sum(step.graph.tensors[t].nbytes for t in step.graph.inputs), jit_peak)
-        executables: Sequence[Executable] = [whole_executable(step, jit_peak)]
-        at_begin, resident, at_end, workspaces = 0, [held], 0, [jit_peak - held]
-    else:
-        executables = fitting.compile_segments(plan)
-        at_begin, *resident, at_end = resident_bytes(decode(plan, step.graph), step.graph)
-        workspaces = fitting.workspaces(plan, [e.sizes for e in executables])
-    sized = (_corrected(s, *sizes) for s, *sizes in zip(plan.segments, resident, workspaces, strict=True))
-    return executables, with_ends(sized, at_begin, at_end)
-
-
-def _corrected(segment: Segment, resident: int, workspace: int) -> Segment:
-    """The segment with these sizes. If the file says the same, the segment is unchanged: its `device_bytes` may then be more."""
-    same = (segment.resident_bytes, segment.workspace_bytes) == (resident, workspace)
-    if same and segment.device_bytes >= resident + workspace:
-        return segment
-    return replace(segment, resident_bytes=resident, workspace_bytes=workspace, device_bytes=resident + workspace)
+        needed = fitting.jit_peak_bytes
+        again = build_whole_plan(step.graph, plan, profile, needed_bytes=needed, latency_us=plan.segments[0].latency_us)
+        return [whole_executable(step, needed)], again
+    executables = fitting.compile_segments(plan)
+    workspaces = fitting.workspaces(plan, [e.sizes for e in executables])
+    return executables, with_sizes(plan, decode(plan, step.graph), step.graph, workspaces, profile)
 
 
 def refuse_saved(step: Step, budget: Budget | None, plan: Plan) -> None:

@@ -9,9 +9,14 @@ from typing import Any, Literal, cast, get_args
 
 from tensile_jax.plan.analysis.latency_model import LatencyModel
 
+Allocator = Literal["exact", "best_fit", "growing"]
+"""How memory of the device is handed out: what is asked for; by XLA's allocator for GPUs (`result/best_fit_allocator.py`), which
+has reserved its memory; or by the same allocator, which takes more memory when it needs some."""
+
 Basis = Literal["measured", "published", "unknown"]
 """Where the rates of a profile come from: measurements on such a device, figures that its vendor has published, or nowhere."""
 
+_CHOICES = {"basis": get_args(Basis), "allocator": get_args(Allocator)}
 _MAY_BE_ZERO = ("kernel_us", "host_kernel_us", "host_launch_us")
 
 
@@ -39,6 +44,7 @@ class DeviceProfile:
         basis: where the rates come from.
         source: the same for people, in a sentence.
         latency_model: predicts the latency of heavy operators, if operators were measured on such a device.
+        allocator: how memory of the device is handed out.
     """
 
     name: str
@@ -63,6 +69,7 @@ class DeviceProfile:
     basis: Basis = "measured"
     source: str = ""
     latency_model: LatencyModel | None = None
+    allocator: Allocator = "exact"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -74,8 +81,8 @@ class DeviceProfile:
                     isinstance(value, tuple) and all(type(kind) is str for kind in cast(tuple[Any, ...], value)),
                     "texts",
                 )
-            elif field.name == "basis":
-                right, wanted = value in get_args(Basis), f"one of {', '.join(get_args(Basis))}"
+            elif field.name in _CHOICES:
+                right, wanted = value in _CHOICES[field.name], f"one of {', '.join(_CHOICES[field.name])}"
             elif field.type in (str, bool):
                 right, wanted = isinstance(value, field.type), "a string" if field.type is str else "true or false"
             else:

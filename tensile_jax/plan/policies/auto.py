@@ -4,8 +4,12 @@ If the step as one executable is under the limit, that is the plan. Otherwise `s
 into *segments*, stretches of operators that are each compiled as one executable, with the times at which each tensor is on the
 device. The search works on a *condensed step* (groups of operators and large tensors), which is faster to evaluate, but may count
 a little less memory than the plan needs. If segments of the plan exceed the limit, the schedule is *repaired*: moves, such as
-dropping a tensor, bring it under a limit that is lower by what was not counted. If no repair succeeds, the search is repeated
-under the lower limit. If the search finds nothing, the policy takes a plan that is found quickly, or the one with the least peak.
+dropping a tensor, bring it under a limit that is lower by what was not counted. If that limit is much lower, or if no repair
+succeeds, the search is repeated under the lower limit. If the search finds nothing, the policy takes a plan that is found quickly,
+or the one with the least peak.
+
+If the device's allocator hands out more than it is asked for, the search begins with a lower limit: by what the allocator hands
+out without being asked under a plan that is found quickly.
 
 If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, if there is one.
 That plan fills the link between host and device with copies of state, one tensor after another. The search's own starts do not.
@@ -36,7 +40,9 @@ from tensile_jax.plan.search.step_model import StepModel
 
 _EVALUATIONS = 3000  # spent on making a repaired plan faster: more takes longer to plan (`make bench-constants`)
 _REPAIRS = 100  # moves that may bring a choice under the limit (`make bench-constants`)
-_TRIES = 4  # limits tried while plans turn out to be above the limit (`make bench-constants`)
+_REPAIRED = 0.96  # of a schedule's peak: for a lower limit, a new search finds faster plans than repairs (`make bench-allocator`)
+_STEP = 0.01  # of the limit: by how much it is lowered at least from the second try on (`make bench-allocator`)
+_TRIES = 8  # limits tried while plans turn out to be above the limit (`make bench-constants`)
 _WITHOUT_TENSILE = 1.02  # of the whole step's time: faster schedules skip the comparison with `tensile` (`make bench-planning`)
 _ALIKE_WITHOUT_SEARCH = 1.1  # of the whole step's time: iterations planned alike are taken without a search; not tuned
 _ALIKE_OVER_SEARCHED = 1.05  # of the searched plan's time: iterations planned alike compile one layer, not all; not tuned
@@ -52,7 +58,8 @@ def _auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | N
         return WHOLE
     if limit == LEAST:
         return _least(model, measured)
-    schedule = _fastest(model, limit, measured)
+    unasked = _unasked_of_quick(model, limit, measured)
+    schedule = _fastest(model, limit - unasked, measured) or (_fastest(model, limit, measured) if unasked else None)
     if schedule is not None:
         choice = _corrected(model, schedule, limit, measured) or _found_quickly(model, limit, measured)
         if choice is not None:
@@ -68,14 +75,29 @@ def _corrected(model: StepModel, schedule: Schedule, limit: float, measured: Com
         needed = _needed_limit(model, schedule, choice, limit, measured)
         if needed is None:
             return choice
-        lower = min(lower, needed)
-        repaired = None if model.has_iterations else repair(schedule, lower, _REPAIRS)
+        lower = _lower(lower, needed, limit)
+        far = lower < _REPAIRED * schedule.peak
+        repaired = None if model.has_iterations or far else repair(schedule, lower, _REPAIRS)
         found = _fastest(model, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
         if found is None:
             return None
         schedule = found
     choice = choice_of(model, schedule)
     return choice if peak_of(model, choice, measured) <= limit else None
+
+
+def _lower(before: float, needed: float, limit: float) -> float:
+    """The next limit to try, after that before. From the second time on it is lower by a step at least: what the device's
+    allocator hands out without being asked differs from plan to plan."""
+    return needed if before == limit else min(needed, before - _STEP * limit)
+
+
+def _unasked_of_quick(model: StepModel, limit: float, measured: CompiledSizes) -> int:
+    """What the device's allocator hands out without being asked under a plan for this limit that is found quickly."""
+    schedule = None if model.profile.allocator == "exact" else fast(model, limit, measured)
+    if schedule is None:
+        return 0
+    return predicted_plan(model, choice_of(model, schedule), measured).allocator_bytes or 0
 
 
 def _found_quickly(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
@@ -139,7 +161,7 @@ def revise(model: StepModel, choice: Choice, limit: float, measured: CompiledSiz
         needed = _needed_limit(model, schedule, revised, limit, measured)
         if needed is None:
             return revised if host_peak_of(model, revised) <= model.host_limit else None
-        lower = min(lower, needed)
+        lower = _lower(lower, needed, limit)
     return None
 
 

@@ -10,14 +10,8 @@ an iteration in order:
     segment     The segment runs for the latency of its operators and of what it computes again.
     afterwards  Tensors that nothing needs any more are released.
 
-    device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace
-
-The *resident bytes* are those of the tensors that are on the device while the segment runs, and the *workspace* is the memory
-that the segment needs beside these. The `device_bytes` of the first segment are at least what is on the device when the iteration
-begins, because state may leave before the segment is launched. The `device_bytes` of the last segment are at least what is on the
-device when the iteration ends, because copies may have brought results back.
-
-`simulate.py` computes when segments and events happen.
+The *workspace* of a segment is the memory that the segment needs beside its inputs and results. `segment_sizes.py` computes the
+memory in use while each segment runs, and `simulate.py` when segments and events happen.
 
 If the caller has donated a state tensor, the plan donates the old value to the segment that makes the new one, unless a later
 segment needs the old value. The new value then takes over the memory of the old one.
@@ -36,8 +30,9 @@ from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.result.instructions import Instruction, decode
 from tensile_jax.plan.result.layout import COPIED, Contents, Layout, contents_of, on_device
-from tensile_jax.plan.result.memory_curve import host_bytes, resident_bytes, with_ends
+from tensile_jax.plan.result.memory_curve import host_bytes
 from tensile_jax.plan.result.segment_names import segment_names
+from tensile_jax.plan.result.segment_sizes import whole_peak_bytes, with_sizes
 from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan_format import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
 
@@ -83,8 +78,8 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
                 outputs=(*donated.values(), *(t for t in contents.outputs if t not in taken)),
                 donated=tuple(donated),
                 frees=(*frees, *sorted(let_go.get(index, ()))),
-                resident_bytes=0,  # the sizes and times that are 0 here are filled in below and by `timed`
-                workspace_bytes=workspaces[index],
+                resident_bytes=0,  # the sizes and times that are 0 here are filled in by `with_sizes` and `timed`
+                workspace_bytes=0,
                 device_bytes=0,
                 begin_us=0.0,
                 latency_us=round(own_us + again_us, 3),
@@ -102,22 +97,12 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
     plan = replace(header, whole=False, tensors=tensors, segments=tuple(segments), events=tuple(events))
 
     code = decode(plan, graph)
-    at_begin, *resident, at_end = resident_bytes(code, graph)
-    sized = (
-        replace(segment, resident_bytes=held, device_bytes=held + segment.workspace_bytes)
-        for segment, held in zip(segments, resident, strict=True)
-    )
-    segments = with_ends(sized, at_begin, at_end)
-    peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))
     plan = replace(
-        plan,
-        peak_bytes=segments[peak].device_bytes,
-        peak_segment=peak,
+        with_sizes(plan, code, graph, workspaces, costs.profile),
         recomputed_us=round(sum(s.recomputed_us for s in segments), 3),
         swapped_out_bytes=sum(e.nbytes for e in events if e.kind == "swap_out"),
         swapped_in_bytes=sum(e.nbytes for e in events if e.kind == "swap_in"),
         host_peak_bytes=max(host_bytes(code, graph)),
-        segments=tuple(segments),
     )
     return timed(plan, code, costs.profile)
 
@@ -199,8 +184,10 @@ def empty_plan(graph: Graph) -> Plan:
     )  # fmt: skip
 
 
-def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, peak_bytes: int, latency_us: float) -> Plan:
-    """The plan that runs the step as one executable."""
+def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, needed_bytes: int, latency_us: float) -> Plan:
+    """The plan that runs the step as one executable, of which XLA says that it needs so many bytes."""
+    peak_bytes = whole_peak_bytes(needed_bytes, graph, profile)
+    unasked_bytes = peak_bytes - needed_bytes
     resident = sum(graph.tensors[t].nbytes for t in graph.inputs)
     segment = Segment(
         name=f"{graph.name}_whole",
@@ -211,7 +198,8 @@ def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, peak
         donated=(),
         frees=(),
         resident_bytes=resident,
-        workspace_bytes=max(0, peak_bytes - resident),
+        workspace_bytes=max(0, needed_bytes - resident),
+        allocator_bytes=unasked_bytes,
         device_bytes=peak_bytes,
         begin_us=0.0,
         latency_us=round(latency_us, 3),
@@ -223,7 +211,7 @@ def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, peak
     return replace(
         header, whole=True, launch_us=profile.launch_us, peak_bytes=peak_bytes, peak_segment=0, step_us=step_us, stall_us=0.0,
         recomputed_us=0.0, swapped_out_bytes=0, swapped_in_bytes=0, host_peak_bytes=0, tensors=tensors, segments=(segment,),
-        events=(),
+        events=(), allocator_bytes=None if profile.allocator == "exact" else unasked_bytes,
     )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ from tensile_jax.plan.result.instructions import (
     decode,
     on_host_between_iterations,
 )
-from tensile_jax.plan.result.memory_curve import resident_bytes, with_ends
+from tensile_jax.plan.result.memory_curve import resident_bytes
+from tensile_jax.plan.result.segment_sizes import with_sizes
 from tensile_jax.plan_format import Plan, Segment, ranges, unranged
 
 
@@ -135,32 +136,22 @@ def joined(
     code = decode(plan, graph)
     before, after = _contents(code, graph)
     segments: list[Segment] = []
-    for number, program in enumerate(programs):
+    for program in programs:
         parts = plan.segments[program.first : program.end]
-        most = max(s.device_bytes for s in parts)
-        segment = _joined(parts, before[program.first], after[program.end - 1])
-        segments.append(replace(segment, workspace_bytes=0 if workspaces is None else workspaces[number], device_bytes=most))
+        segments.append(_joined(parts, before[program.first], after[program.end - 1]))
     place = {program.first: number for number, program in enumerate(programs)} | {len(plan.segments): len(programs)}
     inner = frozenset[TensorId]().union(*(program.inner for program in programs))
     outer = sorted(copy for t, several in _copies(code).items() if t not in inner for copy in several)
     events = [replace(plan.events[c.event], trigger=place[c.start] - 1, until=place[c.finish]) for c in outer]
     found = replace(plan, segments=tuple(segments), events=tuple(events), launch="segments", launches=None, barriers=None)
     code = decode(found, graph)
-    at_begin, *resident, at_end = resident_bytes(code, graph)
     if workspaces is None:
-        sized = [
-            replace(s, resident_bytes=held, workspace_bytes=max(0, s.device_bytes - held), device_bytes=max(s.device_bytes, held))
-            for s, held in zip(segments, resident, strict=True)
+        _, *resident, _ = resident_bytes(code, graph)
+        workspaces = [
+            max(0, max(s.device_bytes - s.allocator_bytes for s in plan.segments[p.first : p.end]) - held)
+            for p, held in zip(programs, resident, strict=True)
         ]
-    else:
-        sized = [
-            replace(s, resident_bytes=held, device_bytes=held + s.workspace_bytes)
-            for s, held in zip(segments, resident, strict=True)
-        ]
-    sized = with_ends(sized, at_begin, at_end)
-    peak = max(range(len(sized)), key=lambda i: (sized[i].device_bytes, -i))
-    found = replace(found, segments=tuple(sized), peak_bytes=sized[peak].device_bytes, peak_segment=peak)
-    return timed(found, code, profile)
+    return timed(with_sizes(found, code, graph, workspaces, profile), code, profile)
 
 
 def _contents(code: Sequence[Instruction], graph: Graph) -> tuple[list[frozenset[TensorId]], list[frozenset[TensorId]]]:

@@ -25,8 +25,7 @@ with it.
 Sizes in bytes.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.result.instructions import (
@@ -38,7 +37,6 @@ from tensile_jax.plan.result.instructions import (
     change_of,
     on_host_between_iterations,
 )
-from tensile_jax.plan_format import Segment
 
 
 def resident_bytes(code: Sequence[Instruction], graph: Graph) -> list[int]:
@@ -78,11 +76,3 @@ def host_bytes(code: Sequence[Instruction], graph: Graph) -> list[int]:
             case _:
                 pass
     return [sum(graph.tensors[t].nbytes for t in tensors) for tensors in (*found, there)]
-
-
-def with_ends(segments: Iterable[Segment], at_begin: int, at_end: int) -> list[Segment]:
-    """The segments; the first states at least the bytes when the iteration begins, the last at least those when it ends."""
-    found = list(segments)
-    found[0] = replace(found[0], device_bytes=max(found[0].device_bytes, at_begin))
-    found[-1] = replace(found[-1], device_bytes=max(found[-1].device_bytes, at_end))
-    return found

@@ -17,6 +17,7 @@ from itertools import pairwise
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.result.build import build_plan, empty_plan
 from tensile_jax.plan.result.layout import BEGINS, MADE, Layout, Residency, contents_of, on_device
+from tensile_jax.plan.result.segment_sizes import whole_peak_bytes
 from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.cost.workspace import Compared, CompiledSizes, SegmentKey, predicted_workspace
 from tensile_jax.plan.search.schedule import Schedule
@@ -169,7 +170,13 @@ def compared(schedule: Schedule, workspaces: Sequence[int]) -> dict[SegmentKey, 
 
 
 def whole_peak(model: StepModel, measured: CompiledSizes) -> int:
-    """Peak of the step as one executable, in bytes.
+    """Peak of the step as one executable, in bytes, by the account of the device's allocator."""
+    needed = whole_needs(model, measured)
+    return model.decided(("whole peak", needed), lambda: whole_peak_bytes(needed, model.graph, model.profile))
+
+
+def whole_needs(model: StepModel, measured: CompiledSizes) -> int:
+    """What XLA says that the step needs as one executable, in bytes.
 
     If it is not measured, it is what the account says of the step as one segment.
     """

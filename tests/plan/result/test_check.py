@@ -101,7 +101,7 @@ def test_a_tensor_that_the_host_has_leaves_again_without_a_copy(graph: Graph) ->
 
 
 def test_a_whole_plan_is_valid(graph: Graph) -> None:
-    check(build_whole_plan(graph, header_for(graph), PROFILE, peak_bytes=10**6, latency_us=1.0), graph)
+    check(build_whole_plan(graph, header_for(graph), PROFILE, needed_bytes=10**6, latency_us=1.0), graph)
 
 
 def test_a_swap_in_that_was_lost_is_refused(graph: Graph, plan: Plan) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensile_jax.plan.allocator.best_fit import MOST_WASTE, ROUNDING, BestFit, Chunk, rounded
+from tensile_jax.plan.result.best_fit_allocator import MOST_WASTE, ROUNDING, BestFit, Chunk, rounded
 
 MIB = 2**20
 

@@ -1,0 +1,161 @@
+"""Replays the instructions of a plan on a model of the device's allocator (`best_fit_allocator.py`), and counts what is in use.
+
+The allocator rounds sizes and hands out some free chunks whole, so it has more in use than a plan asks for. How much more depends
+on the order of all allocations and on what earlier iterations have left where. So a plan is replayed for three iterations:
+
+    arguments     are allocated before the first iteration, the largest first: XLA's executables allocate their results so, and
+                  state comes from one. State that the plan has on the host between two iterations is on the device, too, at
+                  first, and leaves. The arrays that the step captures follow.
+    launch        allocates the results of the segment, the largest first, then all its temporaries as one. Results that take
+                  over donated inputs take over their chunks. The temporaries are freed at once, then what the segment drops.
+    copy          A tensor that comes in gets a chunk when its copy starts. The chunk of one that goes out is freed when the
+                  copy has ended.
+    next begin    Results become arguments, with their chunks. Other results are freed, since the caller has read them. Other
+                  arguments stay, and those that were donated are allocated again.
+
+XLA sorts the buffers of an executable by size and puts all temporaries in one, the last (`BufferAssigner` and
+`CombineTempAllocations` in `xla/service/buffer_assignment.cc` of https://github.com/openxla/xla). A GPU's allocator is called in
+the order of launches, whenever the device gets there, so a replay in that order is exact.
+
+A replay does not count what no plan knows: arrays of the caller that are not arguments, what XLA allocates while it compiles, and
+the table of addresses that an executable makes of its results, 8 bytes for each. It has no limit of memory.
+
+Sizes in bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tensile_jax.ir import Graph, TensorId
+from tensile_jax.plan.result.best_fit_allocator import BestFit, Chunk
+from tensile_jax.plan.result.instructions import Instruction, Launch, change_of, on_host_between_iterations
+
+ITERATIONS = 3  # of a replay; more take longer, and show no more for the plans of `make bench-allocator`
+
+
+class InUse(NamedTuple):
+    """What the allocator has in use, the most of all iterations.
+
+    Attributes:
+        segments: while each segment runs.
+        at_begin: when an iteration begins.
+        at_end: when an iteration ends, and after its last launch.
+        arguments: before the first iteration, when all its arguments are on the device.
+        held: the tensors that are on the device after the last iteration.
+    """
+
+    segments: tuple[int, ...]
+    at_begin: int
+    at_end: int
+    arguments: int
+    held: frozenset[TensorId]
+
+
+def in_use(code: Sequence[Instruction], graph: Graph, workspaces: Sequence[int], *, grows: bool) -> InUse:
+    """What the allocator has in use while a plan runs.
+
+    Args:
+        code: the plan's instructions.
+        workspaces: of each segment.
+        grows: whether the allocator takes memory as it needs it, instead of all at the beginning.
+    """
+    device = _Device(graph, grows=grows)
+    allocator = device.allocator
+    arriving, _ = on_host_between_iterations(code)
+    device.bring(graph.inputs)
+    arguments = allocator.in_use
+    device.drop(arriving)
+    device.bring(t.id for t in graph.tensors if t.producer is None and t.role == "constant")
+    segments = [0] * len(workspaces)
+    at_begin = at_end = 0
+    for iteration in range(ITERATIONS):
+        if iteration:
+            device.begin_next(arriving)
+        at_begin = max(at_begin, allocator.in_use)
+        end = 0
+        for instruction in code:
+            if isinstance(instruction, Launch):
+                launched = device.launch(instruction, workspaces[instruction.index])
+                segments[instruction.index] = max(segments[instruction.index], launched)
+                end = allocator.in_use
+            else:
+                added, freed = change_of(instruction)
+                device.drop(freed)
+                device.bring(added)
+                end = max(end, allocator.in_use)
+        at_end = max(at_end, end)
+    return InUse(tuple(segments), at_begin, at_end, arguments, frozenset(device.chunks))
+
+
+def whole_in_use(graph: Graph, peak_bytes: int, *, grows: bool) -> int:
+    """What the allocator has in use at most if the step runs as one executable, of which XLA says that it needs `peak_bytes`.
+
+    It is at least `peak_bytes`.
+    """
+    size = [t.nbytes for t in graph.tensors]
+    given = tuple(dict.fromkeys(graph.inputs))
+    new = dict.fromkeys(t for t in graph.outputs if t not in given)
+    updates = {p.output: p.input for p in graph.carried if p.input in graph.donated and p.output in new}
+    updates = {t: old for t, old in updates.items() if size[t] == size[old]}
+    made = (*updates, *(t for t in new if t not in updates))
+    donated = tuple(updates.values())
+    drops = tuple(t for t in given if t in graph.donated and t not in donated and t not in graph.outputs)
+    launch = Launch(0, graph.inputs, made, donated, drops)
+    resident = sum(size[t] for t in given) + sum(size[t] for t in made[len(updates) :])
+    found = in_use((launch,), graph, [max(peak_bytes - resident, 0)], grows=grows)
+    return max(peak_bytes, found.segments[0])
+
+
+class _Device:
+    """The allocator, and the chunk of each tensor on the device. Tensors without bytes have none."""
+
+    def __init__(self, graph: Graph, *, grows: bool) -> None:
+        self.allocator = BestFit(grows=grows)
+        self.chunks: dict[TensorId, Chunk] = {}
+        self._size = [t.nbytes for t in graph.tensors]
+        self._inputs = graph.inputs
+        captured = {t.id: t.id for t in graph.tensors if t.producer is None and t.role == "constant"}
+        self._next = captured | {t: t for t in graph.inputs} | {pair.input: pair.output for pair in graph.carried}
+
+    def bring(self, tensors: Iterable[TensorId]) -> None:
+        """Allocate those of the tensors that are not on the device, the largest first."""
+        size, chunks = self._size, self.chunks
+        for t in sorted((t for t in tensors if size[t] and t not in chunks), key=lambda t: -size[t]):
+            if t not in chunks:  # a step may have one argument twice
+                chunks[t] = self._chunk(size[t])
+
+    def drop(self, tensors: Iterable[TensorId]) -> None:
+        """Free those of the tensors that are on the device."""
+        for t in tensors:
+            chunk = self.chunks.pop(t, None)
+            if chunk is not None:
+                self.allocator.free(chunk)
+
+    def launch(self, launch: Launch, workspace: int) -> int:
+        """Run a segment that has this workspace. The result is what is in use while it runs."""
+        size, chunks = self._size, self.chunks
+        for old, new in zip(launch.donated, launch.outputs, strict=False):
+            if size[old] == size[new] and old in chunks:
+                chunks[new] = chunks.pop(old)
+        self.bring(launch.outputs)
+        temporary = self._chunk(workspace) if workspace else None
+        running = self.allocator.in_use
+        if temporary is not None:
+            self.allocator.free(temporary)
+        self.drop((*launch.donated, *launch.drops))
+        return running
+
+    def begin_next(self, arriving: frozenset[TensorId]) -> None:
+        """Give the results, and the arguments that are kept, to the next iteration, which has those in `arriving` on the host."""
+        before, self.chunks = self.chunks, {}
+        for t, result in self._next.items():
+            if t not in arriving and result in before:
+                self.chunks[t] = before.pop(result)
+        for chunk in before.values():
+            self.allocator.free(chunk)
+        self.bring(t for t in self._inputs if t not in arriving)
+
+    def _chunk(self, nbytes: int) -> Chunk:
+        chunk = self.allocator.allocate(nbytes)
+        assert chunk is not None  # this allocator has no limit
+        return chunk
