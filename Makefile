@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean bench-memory bench-mesh bench-mesh-largest bench-workloads
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-allocator bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean bench-memory bench-mesh bench-mesh-largest bench-workloads
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ bench-jobs: $(VENV)/.installed ## several jobs under one budget, beside plain ji
 
 soak: $(VENV)/.installed ## random jobs, pauses, cancels, failures and budgets, for SOAK_MINUTES
 	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES)
+
+bench-allocator: $(VENV)/.installed ## the model of XLA's allocator beside what runs on an H200 saw, and plans by it; needs no GPU
+	$(BIN)/python -m benchmarks.allocator
 
 bench-call: $(VENV)/.installed ## what a call costs beside plain jit's, for a state of 300 arrays
 	$(BIN)/python -m benchmarks.call

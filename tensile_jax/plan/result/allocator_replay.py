@@ -3,9 +3,9 @@
 The allocator rounds sizes and hands out some free chunks whole, so it has more in use than a plan asks for. How much more depends
 on the order of all allocations and on what earlier iterations have left where. So a plan is replayed for three iterations:
 
-    arguments     are allocated before the first iteration, the largest first: XLA's executables allocate their results so, and
-                  state comes from one. State that the plan has on the host between two iterations is on the device, too, at
-                  first, and leaves. The arrays that the step captures follow.
+    arguments     are allocated before the first iteration: the batch, then state, the largest first, as one executable makes it.
+                  State that the plan has on the host between two iterations is on the device, too, at first, and leaves. The
+                  arrays that the step captures follow.
     launch        allocates the results of the segment, the largest first, then all its temporaries as one. Results that take
                   over donated inputs take over their chunks. The temporaries are freed at once, then what the segment drops.
     copy          A tensor that comes in gets a chunk when its copy starts. The chunk of one that goes out is freed when the
@@ -30,7 +30,7 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.result.best_fit_allocator import BestFit, Chunk
 from tensile_jax.plan.result.instructions import Instruction, Launch, change_of, on_host_between_iterations
 
-ITERATIONS = 3  # of a replay; more take longer, and show no more for the plans of `make bench-allocator`
+ITERATIONS = 3  # of a replay: what the allocator has in use may still rise in the second and third; more take longer, not tuned
 
 
 class InUse(NamedTuple):
@@ -51,7 +51,9 @@ class InUse(NamedTuple):
     held: frozenset[TensorId]
 
 
-def in_use(code: Sequence[Instruction], graph: Graph, workspaces: Sequence[int], *, grows: bool) -> InUse:
+def in_use(
+    code: Sequence[Instruction], graph: Graph, workspaces: Sequence[int], *, grows: bool, iterations: int = ITERATIONS
+) -> InUse:
     """What the allocator has in use while a plan runs.
 
     Args:
@@ -62,13 +64,15 @@ def in_use(code: Sequence[Instruction], graph: Graph, workspaces: Sequence[int],
     device = _Device(graph, grows=grows)
     allocator = device.allocator
     arriving, _ = on_host_between_iterations(code)
-    device.bring(graph.inputs)
+    state = {pair.input for pair in graph.carried}
+    device.bring(t for t in graph.inputs if t not in state)
+    device.bring_largest_first(graph.inputs)
     arguments = allocator.in_use
     device.drop(arriving)
     device.bring(t.id for t in graph.tensors if t.producer is None and t.role == "constant")
     segments = [0] * len(workspaces)
     at_begin = at_end = 0
-    for iteration in range(ITERATIONS):
+    for iteration in range(iterations):
         if iteration:
             device.begin_next(arriving)
         at_begin = max(at_begin, allocator.in_use)
@@ -118,11 +122,14 @@ class _Device:
         self._next = captured | {t: t for t in graph.inputs} | {pair.input: pair.output for pair in graph.carried}
 
     def bring(self, tensors: Iterable[TensorId]) -> None:
-        """Allocate those of the tensors that are not on the device, the largest first."""
-        size, chunks = self._size, self.chunks
-        for t in sorted((t for t in tensors if size[t] and t not in chunks), key=lambda t: -size[t]):
-            if t not in chunks:  # a step may have one argument twice
-                chunks[t] = self._chunk(size[t])
+        """Allocate those of the tensors that are not on the device, one after another."""
+        for t in tensors:
+            if self._size[t] and t not in self.chunks:
+                self.chunks[t] = self._chunk(self._size[t])
+
+    def bring_largest_first(self, tensors: Iterable[TensorId]) -> None:
+        """Allocate those of the tensors that are not on the device, the largest first, ties in their order."""
+        self.bring(sorted(tensors, key=lambda t: -self._size[t]))
 
     def drop(self, tensors: Iterable[TensorId]) -> None:
         """Free those of the tensors that are on the device."""
@@ -137,7 +144,7 @@ class _Device:
         for old, new in zip(launch.donated, launch.outputs, strict=False):
             if size[old] == size[new] and old in chunks:
                 chunks[new] = chunks.pop(old)
-        self.bring(launch.outputs)
+        self.bring_largest_first(launch.outputs)
         temporary = self._chunk(workspace) if workspace else None
         running = self.allocator.in_use
         if temporary is not None:

@@ -88,7 +88,7 @@ def test_what_an_earlier_iteration_leaves_behind_counts() -> None:
     """Batch x (2 KiB) and state w (1.75 KiB) lie side by side. Once both are freed, the next batch takes their memory whole."""
     state = 7 * 256
     graph = graph_of(
-        ["v = heavy(w, x, k)"], sizes={"w": state, "v": state, "x": 2 * KIB, "k": KIB}, inputs="w x k", outputs="v",
+        ["v = heavy(w, x, k)"], sizes={"w": state, "v": state, "x": 2 * KIB, "k": KIB}, inputs="w k x", outputs="v",
         carried={"w": "v"}, donated="w x",
     )  # fmt: skip
     found = in_use([launch(graph, 0, "w x k", "v"), Free(ids(graph, "w x"))], graph, [0], grows=False)
