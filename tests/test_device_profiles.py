@@ -5,6 +5,7 @@ import json
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 
 import jax
@@ -156,3 +157,36 @@ def test_a_profile_of_the_users_own_is_checked(tmp_path: Path, text: str, story:
 
 def test_the_profile_of_this_machine_has_the_name_of_its_kind(cache: Path) -> None:
     assert profile_for(jax.devices()[0].device_kind).name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("environment", "allocator"),
+    [
+        ({}, "best_fit"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"}, "best_fit"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "best_fit"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "growing"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "exact"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "exact"),
+    ],
+)
+def test_how_jax_allocates_in_this_process_says_how_memory_of_gpus_is_handed_out(
+    environment: dict[str, str], allocator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert load_profile("h200").allocator == allocator
+    assert load_profile("cpu").allocator == "exact"
+
+
+def test_the_file_of_a_profile_may_say_how_memory_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    shipped = (files("tensile_jax.device_profiles") / "h200.toml").read_text(encoding="utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(shipped + '\nallocator = "exact"\n')
+    assert load_profile(str(file)).allocator == "exact"
+    file.write_text(shipped + '\nallocator = "buddy"\n')
+    with pytest.raises(ValueError, match="allocator must be one of exact, best_fit, growing, got 'buddy'"):
+        load_profile(str(file))
