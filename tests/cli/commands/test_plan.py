@@ -91,7 +91,7 @@ def test_state_is_kept_out_where_that_makes_room_for_another_job(tmp_path: Path)
         tmp_path,
         """
 [device]
-budget = "10000KiB"  # the large one's peak fits, but not beside all of the small one's state
+budget = "10700KiB"  # the large one's peak fits, but not beside all of the small one's state
 device_profile = "h200"
 [defaults]
 model = "cnn"

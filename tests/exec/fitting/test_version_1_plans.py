@@ -43,9 +43,11 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
         "host_budget_bytes": None,
         "donated": None,
         "jax_version": "",
+        "allocator_bytes": None,
     }
     saved = json.loads(SAVED.read_text())
     new["tensors"] = [{**tensor, "host_bytes": None} for tensor in saved["tensors"]]
+    new["segments"] = [{**segment, "allocator_bytes": 0} for segment in saved["segments"]]
     assert json.loads((tmp_path / "again.json").read_text()) == {**saved, **new}
 
 
