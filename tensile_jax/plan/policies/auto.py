@@ -5,8 +5,8 @@ into *segments*, stretches of operators that are each compiled as one executable
 device. The search works on a *condensed step* (groups of operators and large tensors), which is faster to evaluate, but may count
 a little less memory than the plan needs. If segments of the plan exceed the limit, the schedule is *repaired*: moves, such as
 dropping a tensor, bring it under a limit that is lower by what was not counted. If that limit is much lower, or if no repair
-succeeds, the search is repeated under the lower limit. If the search finds nothing, the policy takes a plan that is found quickly,
-or the one with the least peak.
+succeeds, the search is repeated under the lower limit. If the search finds nothing, the policy takes a plan that is found
+quickly, or the one with the least peak.
 
 If the device's allocator hands out more than it is asked for, the search begins with a lower limit: by what the allocator hands
 out without being asked under a plan that is found quickly.
