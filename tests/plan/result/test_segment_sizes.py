@@ -9,6 +9,7 @@ from tensile_jax.plan import CompiledSizes, Goal, Planner
 from tensile_jax.plan.result.allocator_replay import in_use
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import decode
+from tensile_jax.plan.result.joined import joined, programs_of
 from tensile_jax.plan.result.memory_curve import resident_bytes
 from tensile_jax.plan_format import Plan, contradictions, unasked_bytes
 from tests.builders import PROFILE, training_graph
@@ -77,3 +78,15 @@ def test_plain_jits_peak_is_by_the_same_account() -> None:
     assert (found.plan.peak_bytes, found.plan.allocator_bytes) == (peak, peak - 10**7)
     below = growing.plan(Goal(peak - 1), measured)
     assert below is None or not below.plan.whole
+
+
+def test_the_peak_of_programs_is_by_the_allocators_account() -> None:
+    planner = planner_of("best_fit", 3)
+    found = planner.plan(Goal(planner.floor_bytes(NOTHING)), NOTHING)
+    assert found is not None and len(found.plan.segments) > 1
+    plan, graph, profile = found.plan, planner.graph, planner.model.profile
+    programs = programs_of(plan, graph)
+    one = joined(plan, programs, graph, profile, [1000] * len(programs))
+    check(one, graph)
+    assert one.peak_bytes == peak_by_replay(one, planner, grows=False)
+    assert one.allocator_bytes == unasked_bytes(one.segments) > 0  # 1000 bytes of workspace take 1024
