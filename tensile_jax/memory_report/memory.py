@@ -20,6 +20,7 @@ from tensile_jax.memory_report.lives import find_lives, operator_name
 from tensile_jax.memory_report.report import REPORT_VERSION, AtBudget, MemoryReport
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.comparison import SHARES
+from tensile_jax.tracebacks import hides_frames
 
 __all__ = ["memory"]
 
@@ -31,6 +32,7 @@ _IN_LIBRARY = (
 )
 
 
+@hides_frames
 def memory(
     function: Callable[..., Any],
     /,
