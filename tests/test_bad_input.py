@@ -34,15 +34,23 @@ from tests.builders import (
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("budget", [0, -1, 0.0, float("nan"), float("inf"), "0", "0%", "0.0 GiB", "0.1 B"])
+@pytest.mark.parametrize("budget", [0, -1, 0.0, float("nan"), float("-inf"), "0", "0%", "0.0 GiB", "0.1 B"])
 def test_a_budget_must_be_above_zero(budget: Any) -> None:
     with pytest.raises(tensile.BudgetError, match=f"budget must be above zero, got {re.escape(repr(budget))}.*1.2GiB"):
         tensile.jit(sgd_step, budget=budget)
 
 
 def test_a_share_as_a_fraction_is_told_how_shares_are_written() -> None:
-    with pytest.raises(tensile.BudgetError, match='budget must be at least one byte, got 0.5.*share of plain jit.*"60%"'):
+    with pytest.raises(
+        tensile.BudgetError, match='budget is a number of bytes, and 0.5 is less than one.*share of plain jit.*"60%"'
+    ):
         tensile.jit(sgd_step, budget=0.5)
+
+
+@pytest.mark.parametrize("budget", [float("inf"), 10**30, f"{10**30} B"])
+def test_a_budget_beyond_any_device_is_told_how_no_limit_is_written(budget: Any) -> None:
+    with pytest.raises(tensile.BudgetError, match="is more than any device has. Leave the budget out if there is no limit"):
+        tensile.jit(sgd_step, budget=budget)
 
 
 @pytest.mark.parametrize("budget", ["", "lots", "12 parsecs", "-5MB", "1e9", "60 percent", "1.2.3GiB", "GiB", "nan", "%", "5%%"])

@@ -53,6 +53,10 @@ def refusal_of(call: Callable[[], Any]) -> str:
     return caught.value.message
 
 
+def test_a_budget_of_few_bytes_is_named_once() -> None:
+    assert refusal_of(lambda: tensile.jit(_product, budget=1000)(jnp.asarray(WEIGHT))).startswith("budget 1000 B is too small")
+
+
 @pytest.mark.parametrize("budget", ["50%", 300_000])
 @pytest.mark.parametrize(
     ("inner", "operator", "remedy"),
