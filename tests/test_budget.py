@@ -49,7 +49,7 @@ def refusal_of(call: Callable[[], Any]) -> str:
     assert f"({caught.value.floor_bytes} bytes)." in first
     assert all(line == line.strip() and line.endswith(":") or line.startswith("    ") and line.endswith(".") for line in lines)
     assert [line for line in lines if line.endswith(":")] == ["What needs it:", "What to do:"]
-    assert last == "How to read this, and what helps: docs/errors.md#budgettoosmall"
+    assert last == "How to read this, and what helps: tensile errors BudgetTooSmall"
     return caught.value.message
 
 

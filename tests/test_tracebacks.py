@@ -74,7 +74,7 @@ def test_an_uncaught_budget_error_is_a_screen_of_short_lines() -> None:
     assert [line for line in lines if not line.startswith("    ")][1:] == [
         "What needs it:",
         "What to do:",
-        "How to read this, and what helps: docs/errors.md#budgettoosmall",
+        "How to read this, and what helps: tensile errors BudgetTooSmall",
     ]
     assert len(lines) < 15 and "tensile_jax/" not in printed
 
