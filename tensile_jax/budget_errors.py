@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.ir import Graph, Operator, OperatorId, Tensor, TensorId
+from tensile_jax.ir import BACKWARD, Graph, Operator, OperatorId, Tensor, TensorId
 from tensile_jax.plan_format import Plan, PlannedTensor, unranged
 from tensile_jax.units import format_bytes
 
@@ -184,9 +184,8 @@ def _undivided(operator: Operator) -> _Undivided:
 
 def _what_it_needs(need: _Need, line: str) -> str:
     """The sentence about the operator that needs most: where it is, and what it needs."""
-    scope, _, name = need.operator.name.rpartition("/")
-    backward = ", in the backward pass," if scope.endswith("'") else ""
-    name = "/".join(part for part in (scope.removesuffix("'"), name) if part)
+    backward = ", in the backward pass," if need.operator.in_backward_pass else ""
+    name = need.operator.name.removeprefix(BACKWARD)
     inner = need.operator.inner
     touched = f"{format_bytes(need.nbytes - inner)} for what it reads and makes"
     needs = f"{format_bytes(need.nbytes)}: {touched}, and {format_bytes(inner)} inside" if inner else touched
