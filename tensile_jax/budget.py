@@ -77,10 +77,10 @@ def _parse(value: Any, name: str, remedy: str) -> Budget:
     number = read_number(value)
     if number is None:
         raise TypeError(f"{name} must be a number of bytes or a string, got {shown(value)}. {remedy}")
-    if not 0 < number < float("inf"):
+    if not number > 0:  # which no NaN is
         raise BudgetError(f"{name} must be above zero, got {shown(value)}. {remedy}")
     if number < 1:
-        raise BudgetError(f"{name} must be at least one byte, got {shown(value)}. {remedy}")
+        raise BudgetError(f"{name} is a number of bytes, and {shown(value)} is less than one. {remedy}")
     return Budget(int(_refuse_huge(number, MOST, value, name)), None)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.ir import Graph, Operator, OperatorId, Tensor, TensorId
+from tensile_jax.ir import BACKWARD, Graph, Operator, OperatorId, Tensor, TensorId
 from tensile_jax.plan_format import Plan, PlannedTensor, Segment, unranged
 from tensile_jax.units import format_bytes
 
@@ -91,13 +91,20 @@ def too_small_for_step(
             f'Pass state_memory="any". The state ({format_bytes(state)}) may then stay in host memory between its uses.'
         )
     return BudgetTooSmall(
-        f"budget {format_bytes(limit)} ({int(limit)} bytes{f', {basis}' if basis else ''}) is too small for {graph.name!r}: the "
+        f"budget {_in_full(int(limit), basis)} is too small for {graph.name!r}: the "
         f"smallest that works{f' on each of the {devices} devices' if devices > 1 else ''} is "
         f"{about}{format_bytes(floor_bytes)} ({floor_bytes} bytes)."
         f"{_listed('What needs it', needs)}{_listed('What to do', remedies)}",
         budget_bytes=int(limit),
         floor_bytes=floor_bytes,
     )
+
+
+def _in_full(nbytes: int, basis: str) -> str:
+    """A size, its bytes where the size is rounded, and what it was computed from: `64 KiB (65536 bytes, 0.5 of ...)`."""
+    shown = format_bytes(nbytes)
+    more = ", ".join([f"{nbytes} bytes"] * (shown != f"{nbytes} B") + [basis] * bool(basis))
+    return f"{shown} ({more})" if more else shown
 
 
 def _listed(title: str, sentences: Sequence[str]) -> str:
@@ -184,9 +191,8 @@ def _undivided(operator: Operator) -> _Undivided:
 
 def _what_it_needs(need: _Need, line: str) -> str:
     """The sentence about the operator that needs most: where it is, and what it needs."""
-    scope, _, name = need.operator.name.rpartition("/")
-    backward = ", in the backward pass," if scope.endswith("'") else ""
-    name = "/".join(part for part in (scope.removesuffix("'"), name) if part)
+    backward = ", in the backward pass," if need.operator.in_backward_pass else ""
+    name = need.operator.name.removeprefix(BACKWARD)
     inner = need.operator.inner
     touched = f"{format_bytes(need.nbytes - inner)} for what it reads and makes"
     needs = f"{format_bytes(need.nbytes)}: {touched}, and {format_bytes(inner)} inside" if inner else touched

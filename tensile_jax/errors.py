@@ -18,10 +18,10 @@ Errors in a caller's arguments are also `ValueError`s, as they are with `jax.jit
 Beside these classes, the package raises Python's own exceptions: a plain `ValueError` or `TypeError` for an argument that is not
 allowed, a `RuntimeError` for a call at the wrong time, and `OSError` and `ImportError` as Python itself does.
 
-The texts of `BudgetTooSmall`, `OutOfMemory` and `TraceError` end with the address of their section of docs/errors.md.
+The texts of `BudgetTooSmall`, `OutOfMemory` and `TraceError` end with the command that prints their section of docs/errors.md.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 
 class TensileError(Exception):
@@ -29,17 +29,15 @@ class TensileError(Exception):
 
 
 class _OnPage(TensileError):
-    """An error of which docs/errors.md says how to read it, and what to do."""
-
-    _section: ClassVar[str]
+    """An error of which a section of docs/errors.md says how to read it, and what to do."""
 
     @property
     def message(self) -> str:
-        """The text without the address of the page."""
+        """The text without the command that prints the section."""
         return super().__str__()
 
     def __str__(self) -> str:
-        return f"{self.message}\nHow to read this, and what helps: docs/errors.md#{self._section}"
+        return f"{self.message}\nHow to read this, and what helps: tensile errors {type(self).__name__}"
 
 
 class BudgetError(TensileError, ValueError):
@@ -50,12 +48,10 @@ class BudgetTooSmall(_OnPage, BudgetError):
     """No plan keeps the budget. The messages of these errors are in `budget_errors.py`.
 
     Attributes:
-        message: the text without the address of the page that explains it.
+        message: the text without the command that prints how to read it.
         budget_bytes: the budget that was given.
         floor_bytes: the smallest budget for which there is a plan.
     """
-
-    _section = "budgettoosmall"
 
     def __init__(self, message: str, *, budget_bytes: int, floor_bytes: int) -> None:
         super().__init__(message)
@@ -67,10 +63,8 @@ class TraceError(_OnPage, ValueError):
     """A step that cannot be turned into a graph of operators and tensors.
 
     Attributes:
-        message: the text without the address of the page that explains it.
+        message: the text without the command that prints how to read it.
     """
-
-    _section = "traceerror"
 
 
 class PlanFileError(TensileError, ValueError):
@@ -103,10 +97,8 @@ class OutOfMemory(_OnPage, RuntimeError):
     """The device ran out of memory, and again when everything that could be moved to the host had been moved.
 
     Attributes:
-        message: the text without the address of the page that explains it.
+        message: the text without the command that prints how to read it.
     """
-
-    _section = "outofmemory"
 
 
 class CheckpointError(TensileError):

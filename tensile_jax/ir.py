@@ -43,6 +43,8 @@ TensorId = NewType("TensorId", int)
 OperatorId = NewType("OperatorId", int)
 
 Kind = Literal["heavy", "reduction", "light"]
+BACKWARD = "backward "
+"""The names of operators that differentiation added begin with this (`trace/graph.py`)."""
 OUTER_PRODUCTS = "outer_products"
 """The primitive of a product that is light (`trace/rewrites/outer_products.py`)."""
 EXPENSIVE = frozenset("cos erf sin tan tanh".split())
@@ -122,8 +124,13 @@ class Operator:
 
     @property
     def in_backward_pass(self) -> bool:
-        """Whether it belongs to the backward pass, which its name says by a `'`."""
-        return "'" in self.name
+        """Whether differentiation added it, which the first word of its name says."""
+        return self.name.startswith(BACKWARD)
+
+    @property
+    def scope(self) -> str:
+        """The scope in which the user wrote it: its name without `backward` and without its primitive."""
+        return self.name.removeprefix(BACKWARD).rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

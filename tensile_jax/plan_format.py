@@ -203,10 +203,12 @@ class Plan:
     jax_version: str = ""
     allocator_bytes: int | None = None
 
+    @hides_frames
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, indented, with a newline at its end."""
         save_json(self, path)
 
+    @hides_frames
     def save_html(self, path: str | PathLike[str], *, memory: Any = None) -> None:
         """Write the plan as a page that a browser shows without a network: one HTML file.
 

@@ -10,7 +10,8 @@
     auto                  tracebackhide in IPython, quiet_remove_frames elsewhere
 
 The frames of the user's functions stay. So do frames of JAX that JAX itself does not leave out. Under `quiet_remove_frames`, an
-error gets a note that frames were left out, unless it is a `TensileError`, which says all that its reader needs.
+error gets a note that frames were left out, unless it is a `TensileError`, which says all that its reader needs, or a
+`KeyboardInterrupt`.
 
 This module does not import JAX: reading a plan needs no JAX either, and its errors are filtered, too.
 """
@@ -19,6 +20,7 @@ import builtins
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from inspect import isgeneratorfunction
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, FunctionType, TracebackType
@@ -43,18 +45,27 @@ class UnfilteredTraceback(Exception):
 
 
 def hides_frames(function: _Function) -> _Function:
-    """The function, whose errors have tracebacks without the frames of this package."""
+    """The function or the generator function, whose errors have tracebacks without the frames of this package."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
             return function(*args, **kwargs)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             _filter(error)
             raise
 
-    return call  # pyright: ignore[reportReturnType] # it takes and gives what the function does
+    @functools.wraps(function)
+    def iterate(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return (yield from function(*args, **kwargs))
+        except (Exception, KeyboardInterrupt) as error:
+            _filter(error)
+            raise
+
+    return iterate if isgeneratorfunction(function) else call  # pyright: ignore[reportReturnType] # it takes and gives what the function does
 
 
 def methods_hide_frames(cls: _Class) -> _Class:
@@ -65,7 +76,7 @@ def methods_hide_frames(cls: _Class) -> _Class:
     return cls
 
 
-def _filter(error: Exception) -> None:
+def _filter(error: Exception | KeyboardInterrupt) -> None:
     """Leave the frames of this package out of the tracebacks of the error, and of the errors that it comes from."""
     mode, whole = _mode(), error.__traceback__
     if mode == "off":
@@ -80,7 +91,9 @@ def _filter(error: Exception) -> None:
             error.__cause__, error.__context__, error.__suppress_context__,
         )  # fmt: skip
         error.__cause__ = cause
-    elif not isinstance(error, TensileError) and not any(_SETTING in note for note in getattr(error, "__notes__", ())):
+    elif not isinstance(error, TensileError | KeyboardInterrupt) and not any(
+        _SETTING in note for note in getattr(error, "__notes__", ())
+    ):
         error.add_note(_NOTE)
 
 

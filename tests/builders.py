@@ -58,7 +58,7 @@ def with_link(out_rate: float, in_rate: float | None = None) -> DeviceProfile:
 # -- graphs by hand -----------------------------------------------------------------------------------------------------
 
 _LINE = re.compile(
-    r"\s*(?:(?P<scope>[\w/']+):)?(?P<outputs>[\w\s,]+)=\s*(?P<kind>heavy|conv|light|reduction)\((?P<inputs>[\w\s,]*)\)\s*\Z"
+    r"\s*(?:(?P<scope>[\w/ ]+):)?(?P<outputs>[\w\s,]+)=\s*(?P<kind>heavy|conv|light|reduction)\((?P<inputs>[\w\s,]*)\)\s*\Z"
 )
 
 
@@ -75,7 +75,8 @@ def graph_of(
 ) -> Graph:
     """A graph of lines such as `"y, z = heavy(x, w)"`; tensors are of 100 bytes unless `sizes` says otherwise.
 
-    A line may begin with the scope of its operator (`"Net/Block_0: y = heavy(x)"`); `conv` is a heavy one, a convolution.
+    A line may begin with the scope of its operator (`"Net/Block_0: y = heavy(x)"`), or with `backward` and a scope or none.
+    `conv` is a heavy operator, a convolution.
     """
     sizes = sizes or {}
     number: dict[str, TensorId] = {}
@@ -106,7 +107,7 @@ def graph_of(
         operators.append(
             Operator(
                 id=o,
-                name=f"{match['scope']}/{primitive}" if match["scope"] else f"{kind}_{place}",
+                name=_named(match["scope"], primitive) if match["scope"] else f"{kind}_{place}",
                 primitive=primitive,
                 kind=kind,
                 inputs=tuple(dict.fromkeys(number[name] for name in reads)),
@@ -158,10 +159,14 @@ def training_graph(layers: int = 4, *, activation: int = 100_000, weight: int = 
     )
 
 
+def _named(scope: str, primitive: str) -> str:
+    return f"{scope} {primitive}" if scope == "backward" else f"{scope}/{primitive}"
+
+
 def convolutions(layers: int = 3, *, activation: int = 100_000, weight: int = 1_000, kernels: str = "conv") -> Graph:
     """Forward and backward of a stack of `y = relu(conv(x, w))` in the scopes `Net/Conv_k`, with the update of its weights.
 
-    `Net/Conv_k'` has the gradient of the kernel first, then that of its input, as in JAX.
+    `backward Net/Conv_k` has the gradient of the kernel first, then that of its input, as in JAX.
     """
     lines: list[str] = []
     sizes = {"x": activation, "loss": 4, f"d{layers}": activation}
@@ -169,11 +174,11 @@ def convolutions(layers: int = 3, *, activation: int = 100_000, weight: int = 1_
         before = "x" if k == 0 else f"y{k - 1}"
         lines += [f"Net/Conv_{k}: a{k} = {kernels}({before}, w{k})", f"Net: y{k} = light(a{k})"]
         sizes |= {f"a{k}": activation, f"y{k}": activation, f"w{k}": weight, f"v{k}": weight}
-    lines += [f"loss = reduction(y{layers - 1})", f"': d{layers} = light(y{layers - 1})"]
+    lines += [f"loss = reduction(y{layers - 1})", f"backward: d{layers} = light(y{layers - 1})"]
     for k in reversed(range(layers)):
         before = "x" if k == 0 else f"y{k - 1}"
-        lines += [f"Net': e{k} = light(d{k + 1}, y{k})", f"Net/Conv_{k}': g{k} = {kernels}({before}, e{k})"]
-        lines += [f"Net/Conv_{k}': d{k} = {kernels}(e{k}, w{k})"] if k else []
+        lines += [f"backward Net: e{k} = light(d{k + 1}, y{k})", f"backward Net/Conv_{k}: g{k} = {kernels}({before}, e{k})"]
+        lines += [f"backward Net/Conv_{k}: d{k} = {kernels}(e{k}, w{k})"] if k else []
         lines += [f"v{k} = light(w{k}, g{k})"]
         sizes |= {f"e{k}": activation, f"g{k}": weight, f"d{k}": activation}
     weights = " ".join(f"w{k}" for k in range(layers))

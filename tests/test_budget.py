@@ -49,8 +49,12 @@ def refusal_of(call: Callable[[], Any]) -> str:
     assert f"({caught.value.floor_bytes} bytes)." in first
     assert all(line == line.strip() and line.endswith(":") or line.startswith("    ") and line.endswith(".") for line in lines)
     assert [line for line in lines if line.endswith(":")] == ["What needs it:", "What to do:"]
-    assert last == "How to read this, and what helps: docs/errors.md#budgettoosmall"
+    assert last == "How to read this, and what helps: tensile errors BudgetTooSmall"
     return caught.value.message
+
+
+def test_a_budget_of_few_bytes_is_named_once() -> None:
+    assert refusal_of(lambda: tensile.jit(_product, budget=1000)(jnp.asarray(WEIGHT))).startswith("budget 1000 B is too small")
 
 
 @pytest.mark.parametrize("budget", ["50%", 300_000])

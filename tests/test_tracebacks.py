@@ -39,8 +39,8 @@ def filtering(mode: str) -> Iterator[None]:
         jax.config.update("jax_traceback_filtering", before)
 
 
-def error_of(call: Callable[[], Any]) -> Exception:
-    with pytest.raises(Exception) as caught:  # noqa: B017, PT011
+def error_of(call: Callable[[], Any]) -> BaseException:
+    with pytest.raises((Exception, KeyboardInterrupt)) as caught:
         call()
     return caught.value
 
@@ -74,7 +74,7 @@ def test_an_uncaught_budget_error_is_a_screen_of_short_lines() -> None:
     assert [line for line in lines if not line.startswith("    ")][1:] == [
         "What needs it:",
         "What to do:",
-        "How to read this, and what helps: docs/errors.md#budgettoosmall",
+        "How to read this, and what helps: tensile errors BudgetTooSmall",
     ]
     assert len(lines) < 15 and "tensile_jax/" not in printed
 
@@ -101,6 +101,39 @@ def test_errors_of_arguments_and_of_jobs_and_of_files_hide_frames(tmp_path: Path
     ):
         assert own_frames(error) == 0, error
         assert error.__cause__ is None or own_frames(error.__cause__) == 0
+
+
+def test_errors_of_reports_and_of_files_that_cannot_be_written_hide_frames(tmp_path: Path) -> None:
+    report, plan = tensile.memory(train_step, *ARGUMENTS), tensile.jit(train_step, budget="1GiB").plan(*ARGUMENTS)
+    nowhere = tmp_path / "no folder" / "file"
+    for error in (
+        error_of(lambda: tensile.memory(broken_step, *ARGUMENTS)),
+        error_of(lambda: tensile.assert_peak(train_step, *ARGUMENTS, at_most=100)),
+        error_of(lambda: tensile.max_batch(broken_step, *ARGUMENTS, batch_axis={1: 0}, budget="1GiB")),
+        error_of(lambda: plan.save(nowhere)),
+        error_of(lambda: plan.save_html(nowhere)),
+        error_of(lambda: report.save(nowhere)),
+        error_of(lambda: tensile.MemoryReport.from_json("{}")),
+    ):
+        assert own_frames(error) == 0, error
+
+
+def test_ctrl_c_while_a_step_is_traced_or_events_are_followed_shows_the_users_frames_and_no_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pressed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    traced = error_of(lambda: tensile.jit(pressed)(*ARGUMENTS))
+    with tensile.Runtime(budget="1GiB") as runtime:
+        job = runtime.submit(train_step, jnp.ones((64, 64)), [ARGUMENTS[1]], steps=1)
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime._store.changed, "wait_for", pressed)
+            followed = error_of(lambda: next(runtime.events()))
+        job.wait()
+    for error in (traced, followed):
+        assert isinstance(error, KeyboardInterrupt) and own_frames(error) == 0
+        assert not any("tensile_jax" in note for note in getattr(error, "__notes__", ()))
 
 
 def test_where_jax_leaves_its_frames_in_this_package_does_so_too() -> None:

@@ -9,6 +9,7 @@ from tensile_jax.cli.commands.check import check
 from tensile_jax.cli.commands.compare import compare
 from tensile_jax.cli.commands.control import budget, cancel, pause, resume, status
 from tensile_jax.cli.commands.demo import demo
+from tensile_jax.cli.commands.errors import errors
 from tensile_jax.cli.commands.max_batch import max_batch
 from tensile_jax.cli.commands.memory import memory
 from tensile_jax.cli.commands.picture import picture
@@ -63,6 +64,7 @@ for command in (
     show,
     picture,
     schema,
+    errors,
     demo,
 ):
     main.add_command(command)

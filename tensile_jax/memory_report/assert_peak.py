@@ -24,6 +24,7 @@ from tensile_jax.budget import parse_budget
 from tensile_jax.exec.call.options import JitOptions
 from tensile_jax.memory_report.memory import memory
 from tensile_jax.memory_report.report import MemoryReport, Tensor
+from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
 __all__ = ["assert_peak"]
@@ -44,6 +45,7 @@ class Recorded:
     tensors: dict[str, int]
 
 
+@hides_frames
 def assert_peak(
     function: Callable[..., Any],
     /,

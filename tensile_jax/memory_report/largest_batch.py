@@ -26,6 +26,7 @@ from tensile_jax.plan import CompiledSizes, PolicyName
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import Progress
 from tensile_jax.trace import shape_struct
+from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
 __all__ = ["BatchCost", "LargestBatch", "max_batch"]
@@ -78,6 +79,7 @@ class LargestBatch:
         return f"{story_of(self)} {self.limited_by}"
 
 
+@hides_frames
 def max_batch(
     make: Callable[..., Any],
     /,

@@ -80,15 +80,15 @@ def find_lives(model: StepModel, peak_bytes: int, source_of: SourceOf) -> Lives:
         tensor, made, last = graph.tensors[t], liveness.begin[t], int(last_use[t])
         return Tensor(
             tensor.name, roles[t], tensor.nbytes, tensor.shape, tensor.dtype, int(begin[t]), int(end[t]),
-            operator_name(graph.operators[made]) if made >= 0 else "", source_at(made) if made >= 0 else "",
-            operator_name(graph.operators[last]) if last >= 0 else "", source_at(last) if last >= 0 else "",
+            graph.operators[made].name if made >= 0 else "", source_at(made) if made >= 0 else "",
+            graph.operators[last].name if last >= 0 else "", source_at(last) if last >= 0 else "",
         )  # fmt: skip
 
     lives_at = np.flatnonzero((begin <= at) & (at < end) & (size > 0)).tolist()
     held = [Held(graph.tensors[t].name, roles[t], int(size[t]), places[t]) for t in lives_at if t in places]
     held += _together(graph, roles, [t for t in lives_at if t not in places])
     if count and workspace[at]:
-        held.append(Held(f"inside {operator_name(graph.operators[at])}", "workspace", int(workspace[at])))
+        held.append(Held(f"inside {graph.operators[at].name}", "workspace", int(workspace[at])))
     taking_over = {new for _, new in liveness.possible_aliases}
     unwritten = sum(int(size[t]) for t in set(graph.outputs) - taking_over if begin[t] > at)
     left = peak_bytes - sum(part.nbytes for part in held)
@@ -100,18 +100,13 @@ def find_lives(model: StepModel, peak_bytes: int, source_of: SourceOf) -> Lives:
     held.sort(key=lambda part: (part.role == "packing", -part.nbytes, part.tensor if part.tensor is not None else len(places)))
     operator = graph.operators[at] if count else None
     return Lives(
-        peak=None if operator is None else PeakPoint(at, operator_name(operator), source_at(at)),
+        peak=None if operator is None else PeakPoint(at, operator.name, source_at(at)),
         at_peak=tuple(held),
         tensors=tuple(map(record, shown)),
         small_bytes=small_bytes,
         curves=tuple(RoleCurve(role, tuple(nbytes.tolist())) for role, nbytes in by_role.items() if nbytes.any()),
         begin_us=tuple(round(us, 3) for us in accumulate((0.0, *model.latencies[:-1]))) if count else (),
     )
-
-
-def operator_name(operator: Operator) -> str:
-    """The name of an operator for people: one of the backward pass without a scope of the user's is called `dot_general'`."""
-    return operator.name.removeprefix("'/") + "'" if operator.name.startswith("'/") else operator.name
 
 
 def _spans(model: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

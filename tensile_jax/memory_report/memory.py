@@ -16,10 +16,11 @@ from tensile_jax.exec.compiling.step import Step, package_version
 from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
 from tensile_jax.exec.fitting.forms import predict_fastest
 from tensile_jax.memory_report.donations import Argument, missed_donations, unused_arguments
-from tensile_jax.memory_report.lives import find_lives, operator_name
+from tensile_jax.memory_report.lives import find_lives
 from tensile_jax.memory_report.report import REPORT_VERSION, AtBudget, MemoryReport
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.comparison import SHARES
+from tensile_jax.tracebacks import hides_frames
 
 __all__ = ["memory"]
 
@@ -31,6 +32,7 @@ _IN_LIBRARY = (
 )
 
 
+@hides_frames
 def memory(
     function: Callable[..., Any],
     /,
@@ -127,7 +129,7 @@ def report_of(
         at_peak=lives.at_peak,
         tensors=lives.tensors,
         small_bytes=lives.small_bytes,
-        operators=tuple(map(operator_name, model.graph.operators)),
+        operators=tuple(operator.name for operator in model.graph.operators),
         curves=lives.curves,
         begin_us=lives.begin_us,
         step_us=round(model.whole_us, 3),

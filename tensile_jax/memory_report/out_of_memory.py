@@ -31,7 +31,7 @@ __all__ = ["explain_out_of_memory"]
 _TITLE = "What held the memory of the device:"
 _ALLOCATED = re.compile(r"allocat(?:e|ing) (?P<nbytes>\d+) bytes|Attempting to (?:allocate|reserve) (?P<size>[\d.]+[KMGT]i?B?)")
 _GROUPS = 8  # of live arrays that are listed
-_PAGE = "docs/errors.md#resource_exhausted"
+_COMMAND = "tensile errors RESOURCE_EXHAUSTED"
 _Form = tuple[str, tuple[int, ...], int]
 """The type, the shape and the bytes of an array on one device."""
 
@@ -75,7 +75,7 @@ def explain(error: Exception, step: Step | None = None) -> None:
         lines = [*_device_lines(error), *([] if step is None else _step_lines(step))]
     except Exception as failure:  # which must not take the place of the error
         lines = [f"  is not known, since asking for it failed: {type(failure).__name__}: {failure}"]
-    error.add_note("\n".join([_TITLE, *lines, f"How to read this, and what helps: {_PAGE}"]))
+    error.add_note("\n".join([_TITLE, *lines, f"How to read this, and what helps: {_COMMAND}"]))
 
 
 def _device_lines(error: Exception) -> Iterator[str]:

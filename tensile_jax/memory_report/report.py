@@ -28,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 
 from tensile_jax import html_tables
+from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
 REPORT_VERSION = 1
@@ -192,6 +193,7 @@ class MemoryReport:
         return msgspec.json.encode(self).decode()
 
     @staticmethod
+    @hides_frames
     def from_json(text: str | bytes) -> "MemoryReport":
         """The report that `to_json` has written.
 
@@ -209,6 +211,7 @@ class MemoryReport:
             )
         return report
 
+    @hides_frames
     def save(self, path: str | PathLike[str]) -> None:
         """Write the report as a page that a browser shows without a network: one HTML file.
 

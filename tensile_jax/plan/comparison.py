@@ -23,6 +23,7 @@ from tensile_jax.plan.policies.registry import POLICIES, PolicyName
 from tensile_jax.plan.search.choice import LEAST
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import Progress
+from tensile_jax.tracebacks import hides_frames
 
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
 """Of vanilla's peak: the budgets that are compared."""
@@ -107,6 +108,7 @@ class Comparison:
     budgets: tuple[AtBudget, ...]
     curve: tuple[Entry, ...]
 
+    @hides_frames
     def save_html(self, path: str | PathLike[str]) -> None:
         """Write the comparison as a page that a browser shows without a network: one HTML file.
 

@@ -2,7 +2,8 @@
 
 A tensor that is an argument or a result of the step is named by its path in the user's pytrees, such as
 `state.params['Dense_0']['kernel']`. An operator is named by the scope in which the user wrote it and by its primitive:
-`ResNet/Block_3/Conv_1/conv_general_dilated`. The scope ends in an apostrophe (`Block_3'`) if differentiation added the operator.
+`ResNet/Block_3/Conv_1/conv_general_dilated`. If differentiation added the operator,
+its name begins with `backward`: `backward ResNet/Block_3/Conv_1/conv_general_dilated`.
 
 An input is *carried* if it is state: an output of the step takes its place in the next iteration. A tensor's *role* says what the
 tensor is for. It follows from the tensor's place in the program, and is the first role in this table that fits. (A *heavy*
@@ -25,7 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from tensile_jax.ir import Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
+from tensile_jax.ir import BACKWARD, Carried, Graph, Operator, OperatorId, Role, Tensor, TensorId
 from tensile_jax.trace.avals import dtype_of, host_bytes_of, in_host_memory, nbytes_of, shape_of
 from tensile_jax.trace.cost.body_memory import inner_bytes
 from tensile_jax.trace.cost.features import features_of
@@ -33,7 +34,7 @@ from tensile_jax.trace.cost.flops import flops_of
 from tensile_jax.trace.cost.fusion_kinds import kind_of, reduces_rows
 from tensile_jax.trace.cost.traffic import bytes_touched, copied_bytes, relaid_operands, relayout_bytes
 from tensile_jax.trace.keys import atom_key, params_key
-from tensile_jax.trace.program import Program
+from tensile_jax.trace.program import Equation, Program
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
 
@@ -54,10 +55,9 @@ def build_graph(
         donated: for each input, whether its memory may be taken.
     """
     ids = variable_ids(program)
-    scopes = [_readable(e.scope) for e in program.equations]
     producer: dict[int, int] = {v: o for o, e in enumerate(program.equations) for v in e.outputs}
     roles = _roles(program, input_names, carried)
-    names = _tensor_names(program, scopes, input_names, output_names)
+    names = _tensor_names(program, input_names, output_names)
     tensors = tuple(
         Tensor(
             id=ids[v],
@@ -75,7 +75,7 @@ def build_graph(
     operators = tuple(
         Operator(
             id=OperatorId(o),
-            name=f"{scopes[o]}/{e.primitive.name}" if scopes[o] else e.primitive.name,
+            name=_readable(e, "/"),
             primitive=e.primitive.name,
             kind=kind_of(e),
             inputs=tuple(dict.fromkeys(ids[v] for v in e.inputs if isinstance(v, int))),
@@ -115,14 +115,14 @@ def variable_ids(program: Program) -> dict[int, TensorId]:
     return {v: TensorId(place) for place, v in enumerate(variables)}
 
 
-def _readable(scope: str) -> str:
-    """`transpose(jvp(ResNet))/Block_3` becomes `ResNet/Block_3'`: the apostrophe says that differentiation added the operator."""
-    backward = "transpose(" in scope
-    text, replaced = scope.replace("transpose(", "jvp("), 1
+def _readable(equation: Equation, separator: str) -> str:
+    """The scope and the primitive: `transpose(jvp(ResNet))/Block_3` and `add` become `backward ResNet/Block_3/add`."""
+    backward = "transpose(" in equation.scope
+    text, replaced = equation.scope.replace("transpose(", "jvp("), 1
     while replaced:
         text, replaced = _WRAPPED.subn(r"\1", text)
     text = "/".join(part for part in text.split("/") if part and part != "()")
-    return f"{text}'" if backward else text
+    return f"{BACKWARD if backward else ''}{text}{separator if text else ''}{equation.primitive.name}"
 
 
 def _reach_heavy(program: Program) -> set[int]:
@@ -163,15 +163,12 @@ def _roles(program: Program, input_names: Sequence[str], carried: Sequence[tuple
     return {**roles, **{v: results.get(v, "gradient" if v in gradients else "activation") for v in made}}
 
 
-def _tensor_names(
-    program: Program, scopes: Sequence[str], input_names: Sequence[str], output_names: Sequence[str]
-) -> dict[int, str]:
+def _tensor_names(program: Program, input_names: Sequence[str], output_names: Sequence[str]) -> dict[int, str]:
     names = {v: f"constant_{place}" for place, v in enumerate(program.constants)}
     names |= {**dict(zip(program.outputs, output_names, strict=True)), **dict(zip(program.inputs, input_names, strict=True))}
     count: Counter[str] = Counter()
-    for equation, scope in zip(program.equations, scopes, strict=True):
-        # without a scope of the user's, an operator of the backward pass has only the apostrophe
-        stem = f"{scope}:{equation.primitive.name}" if scope.strip("'") else f"{equation.primitive.name}{scope}"
+    for equation in program.equations:
+        stem = _readable(equation, ":")
         for v in equation.outputs:
             names.setdefault(v, f"{stem}_{count[stem]}" if count[stem] else stem)
             count[stem] += 1

@@ -19,6 +19,7 @@ The blocks of a page are run in one folder, in their order. A comment above a bl
 Commands are given a small model in the place of a large one, and a small jobs.toml. Programs are given fewer layers.
 """
 
+import importlib
 import os
 import random
 import re
@@ -32,8 +33,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import jax
 import pytest
 from click.testing import CliRunner
 
@@ -231,20 +234,71 @@ def read(reader: Reader, page: Path) -> None:
         getattr(reader, block.kind)(block)
 
 
-@pytest.mark.parametrize("package", ["tensorboardX", "wandb"])
-def test_the_recipe_writes_the_metrics_of_each_step(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip(package)
+class Written:
+    """Stands in for a writer of tensorboardX, or for a run of wandb. Keeps (step, loss) of each call."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.losses: list[tuple[int, float]] = []
+        self.is_open = False
+        WRITTEN.append(self)
+
+    def __enter__(self) -> "Written":
+        self.is_open = True
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.is_open = False
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> None:  # as tensorboardX has it
+        assert self.is_open and tag == "loss"
+        self.losses.append((global_step, float(scalar_value)))
+
+    def log(self, data: dict[str, Any], *, step: int) -> None:  # as wandb has it
+        assert self.is_open and list(data) == ["loss"] and isinstance(data["loss"], float)
+        self.losses.append((step, data["loss"]))
+
+
+WRITTEN: list[Written] = []
+
+
+@pytest.mark.parametrize(("package", "name", "seed"), [("tensorboardX", "SummaryWriter", 2), ("wandb", "init", 3)])
+def test_the_recipe_writes_the_loss_of_each_step(
+    package: str, name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
     page = ROOT / "docs" / "several-jobs.md"
     first, *_ = programs(page)
     (recipe,) = [block for block in programs(page) if block.note == f"needs {package}"]
     assert len([line for line in recipe.text.splitlines() if line]) <= 5
     reader = Reader(page)
     reader.python(first)
-    reader.python(recipe)
-    written = [path for folder in ("runs", "wandb") for path in (tmp_path / folder).rglob("*") if path.is_file()]
-    assert any(path.stat().st_size for path in written)
+    module: Any = ModuleType(package)
+    setattr(module, name, Written)
+    monkeypatch.setitem(sys.modules, package, module)
+    exec(compile(recipe.text, recipe.place, "exec"), reader.names)  # noqa: S102 # our own page
+    written, state, expected = WRITTEN.pop(), reader.names["weights"](seed), []
+    for step in range(1, 21):
+        state, metrics = jax.jit(reader.names["train_step"])(state, reader.names["images"][0])
+        expected.append((step, pytest.approx(float(metrics["loss"]), rel=1e-5)))
+    assert written.losses == expected and not written.is_open
+
+
+def test_the_recipe_for_tensorboard_leaves_files_with_the_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboardX")
+    event: Any = importlib.import_module("tensorboardX.proto.event_pb2").Event
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "several-jobs.md"
+    reader = Reader(page)
+    for block in [programs(page)[0], *(block for block in programs(page) if block.note == "needs tensorboardX")]:
+        reader.python(block)
+    (file,) = (path for path in (tmp_path / "runs").rglob("*") if path.is_file())
+    content, steps = file.read_bytes(), []
+    while content:  # a record: its length, a checksum of 4 bytes, an event, a checksum of 4 bytes
+        length = int.from_bytes(content[:8], "little")
+        found = event.FromString(content[12 : 12 + length])
+        steps += [found.step for value in found.summary.value if value.tag == "loss"]
+        content = content[16 + length :]
+    assert steps == list(range(1, 21))
 
 
 def test_the_page_of_frameworks_has_a_program_for_each() -> None:

@@ -42,7 +42,7 @@ def test_an_array_that_no_device_can_hold_is_explained_with_the_live_arrays() ->
     assert note.startswith("What held the memory of the device:\n  4.194e+06 GiB were being allocated.\n")
     assert "tells no limit of its memory" in note
     assert "     2.29 MiB  4 arrays float32[3,50021], 586.2 KiB each" in note
-    assert note.endswith("How to read this, and what helps: docs/errors.md#resource_exhausted")
+    assert note.endswith("How to read this, and what helps: tensile errors RESOURCE_EXHAUSTED")
     del held
 
 
@@ -57,7 +57,7 @@ def test_the_groups_are_ordered_by_their_bytes_and_the_rest_is_added_up(monkeypa
         "  23 arrays with 132 KiB are live on gpu:3:",
         *(f"{2 * i:>10} KiB  2 arrays float32[{i},256], {i} KiB each" for i in range(11, 3, -1)),
         "     12.01 KiB  7 arrays of 4 more forms",
-        "How to read this, and what helps: docs/errors.md#resource_exhausted",
+        "How to read this, and what helps: tensile errors RESOURCE_EXHAUSTED",
     ]
 
 

@@ -33,7 +33,7 @@ def networks(draw: st.DrawFn) -> Graph:
         reads = {"conv": f"{last}, w{k}", "heavy": f"{last}, w{k}", "light": last, "join": f"{last}, {other}"}[kind]
         lines.append(f"{scope}y{k} = {'light' if kind == 'join' else kind}({reads})")
         sizes |= {f"y{k}": draw(size), f"w{k}": draw(size)}
-        tape.append((k, kind, last, scope.replace(": ", "': ")))
+        tape.append((k, kind, last, scope and f"backward {scope}"))
         last = f"y{k}"
     lines += [f"loss = reduction({last})", f"d{len(layers)} = light({last})"]
     sizes |= {"loss": 4, f"d{len(layers)}": sizes[last]}

@@ -53,7 +53,24 @@ def test_every_tensor_and_operator_of_a_model_has_a_name_and_only_one_tensor_has
     assert all(names) and all(op.name for op in traced.operators)
     assert "state.params['Dense_0']['kernel']" in names
     assert any(op.name == "MLP/Dense_0/dot_general" for op in traced.operators)
-    assert any(op.name.startswith("MLP/Dense_1'") for op in traced.operators), "the backward pass has a prime"
+    assert any(op.name.startswith("backward MLP/Dense_1/") for op in traced.operators)
+
+
+def test_names_of_the_backward_pass_begin_with_a_word_whether_there_is_a_scope_or_not() -> None:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            with jax.named_scope("it's"):
+                y = jnp.tanh(x @ w)
+            return jnp.sum(jnp.sin(y))
+
+        return w - jax.grad(loss)(w)
+
+    traced = graph(step, jnp.ones((4, 4)), jnp.ones((4, 4)))
+    products = [(op.name, op.scope, op.in_backward_pass) for op in traced.operators if op.primitive == "dot_general"]
+    assert products == [("it's/dot_general", "it's", False), ("backward it's/dot_general", "it's", True)]
+    last = next(op for op in traced.operators if op.primitive == "mul")
+    assert (last.name, last.scope, last.in_backward_pass) == ("backward mul", "", True)
+    assert traced.tensors[last.outputs[0]].name == "backward mul"
 
 
 def test_roles_tell_what_a_tensor_is_for() -> None:

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.call.signature import Signature
 from tensile_jax.exec.call.user_code import level_of_the_user
 from tensile_jax.ir import Graph
@@ -52,21 +53,35 @@ class ShapesCalled:
             self._compare(signature, graph, seconds)
         self._calls.append(_FirstCall(signature, seconds))
 
+    def explain(self, error: BudgetTooSmall, signature: Signature, graph: Graph) -> None:
+        """Say below the error of a call for which there is no plan, if so, that an earlier call had other shapes."""
+        found = self._other_call(signature, graph)
+        if found is not None:
+            error.add_note(f"This call needs a plan of its own, since {found[1]}.")
+
     def _compare(self, signature: Signature, graph: Graph, seconds: float) -> None:
+        found = self._other_call(signature, graph)
+        if found is None:
+            return
+        self._warned = True
+        before, difference = found
+        warnings.warn(
+            f"{self._name!r} was planned and compiled again, in {seconds:.1f} s (its first call: {before.seconds:.1f} s), since "
+            f"{difference}. Drop a batch of another shape or pad it. If several shapes are intended, call .plan(...) with each "
+            "before.",
+            stacklevel=level_of_the_user(),
+        )
+
+    def _other_call(self, signature: Signature, graph: Graph) -> tuple[_FirstCall, str] | None:
+        """The first call that had other shapes, of no state, and how they differ."""
         state = {pair.input for pair in graph.carried}
         for before in self._calls:
             differ = signature.differing_shapes(before.signature)
             if differ and not any(graph.inputs[place] in state for place in differ):
-                break
-        else:
-            return
-        self._warned = True
-        place = differ[0]
-        argument = graph.tensors[graph.inputs[place]].name
-        others = f" (and {len(differ) - 1} more arguments have other shapes)" if len(differ) > 1 else ""
-        warnings.warn(
-            f"{self._name!r} was planned and compiled again, in {seconds:.1f} s (its first call: {before.seconds:.1f} s), since "
-            f"{argument} has the shape {signature.shape(place)}, and had {before.signature.shape(place)} before{others}. "
-            "Drop a batch of another shape or pad it. If several shapes are intended, call .plan(...) with each before.",
-            stacklevel=level_of_the_user(),
-        )
+                place = differ[0]
+                argument = graph.tensors[graph.inputs[place]].name
+                others = f" (and {len(differ) - 1} more arguments have other shapes)" if len(differ) > 1 else ""
+                return before, (
+                    f"{argument} has the shape {signature.shape(place)}, and had {before.signature.shape(place)} before{others}"
+                )
+        return None

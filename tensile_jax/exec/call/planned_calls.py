@@ -201,8 +201,12 @@ class PlannedCalls:
     def _plan_first(self, call: Call, args: _Args, kwargs: _Kwargs) -> PlannedStep:
         """Make the plan for the first call with a signature, and show that this is done, if it takes long."""
         began = time.perf_counter()
-        with self.showing() as shown:
-            step = self._plan(call, args, kwargs)
+        try:
+            with self.showing() as shown:
+                step = self._plan(call, args, kwargs)
+        except BudgetTooSmall as error:
+            self._shapes.explain(error, call.signature, self._traced[call.signature].step.graph)
+            raise
         seconds = time.perf_counter() - began
         if shown.visible:
             CACHE_HINT.give(self._name, seconds)

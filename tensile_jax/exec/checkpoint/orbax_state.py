@@ -19,6 +19,8 @@ this module only when a checkpoint is written or read.
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +34,16 @@ import tensorstore
 from tensile_jax.exec.checkpoint.leaves import Leaf, from_host, keys_on_host, to_host
 
 _types = ocp.type_handlers
+_SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d+)'\]")  # in the texts of tensorstore's errors
 
 
 def write_state(folder: Path, leaves: Sequence[Leaf], state: Any) -> None:
     """Write an orbax checkpoint of `state`, which `leaves` describes, as the new folder `folder`.
 
     Needs host memory for a copy of those arrays that NumPy cannot read in place, and no device memory.
+
+    Raises:
+        OSError: the operating system refuses to write, for example since the disk is full.
     """
     stored = [_to_stored(leaf, value) for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)]
     tree = _arranged(stored, state)
@@ -53,7 +59,13 @@ def write_state(folder: Path, leaves: Sequence[Leaf], state: Any) -> None:
             ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=handlers)  # weights hardly compress
         ) as checkpointer,
     ):
-        checkpointer.save(folder, args=ocp.args.PyTreeSave(tree))
+        try:
+            checkpointer.save(folder, args=ocp.args.PyTreeSave(tree))
+        except ValueError as error:
+            code = _SYSTEM_ERROR.search(str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from None  # of which tensorstore writes 500 characters
 
 
 def read_state(folder: Path, leaves: Sequence[Leaf], like: Any) -> Any:

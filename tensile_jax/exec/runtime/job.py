@@ -31,6 +31,10 @@ class Job:
         self._warned = False
         self._wish = wish  # it refers to the runtime, which must not end while a user holds this job
 
+    def __repr__(self) -> str:
+        life = self._stored.life
+        return f"<Job {self.name!r}: {life.state}, {life.done} of {life.steps} steps>"
+
     @property
     def status(self) -> JobStatus:
         """A snapshot: how far the job is, and what it holds."""

@@ -25,6 +25,7 @@ from tensile_jax.exec.runtime.messages import Event, Instruction
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
 from tensile_jax.plan_format import Plan
 from tensile_jax.runtime_records import EventName, JobEvent
+from tensile_jax.tracebacks import hides_frames
 
 Post = Callable[[JobId, Event], None]
 """Tells a runtime what has happened to one of its jobs; from any thread."""
@@ -204,6 +205,7 @@ class Store:
         """Take no more jobs."""
         self.closed = True
 
+    @hides_frames
     def follow(self, *, until_closed: bool) -> Iterator[JobEvent]:
         """Every event from the first on, as it happens, until all jobs have ended and, if `until_closed`, the runtime is closed.
 

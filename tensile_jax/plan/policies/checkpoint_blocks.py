@@ -8,8 +8,9 @@ with its default policy (`nothing_saveable`), after Chen et al., "Training Deep 
     inside(b)  = tensors that operators of block b make, which no forward operator outside of b reads and the step does not return
     dropped[t] = the last place in b that reads t, or where t is made      for t in inside(b)
 
-A *place* is the position of an operator in the order of execution. The module finds blocks by the names of operators. A name is a
-path of scopes, and a name with a `'` belongs to the backward pass. The module uses the first of these rules that finds blocks:
+A *place* is the position of an operator in the order of execution. The module finds blocks by the names of operators. A name
+is a path of scopes, and the names of the backward pass begin with `backward`. The module uses the first of these rules that
+finds blocks:
 
     1. Numbered scopes with the same parent are blocks, if they have scopes of their own inside (`ResNet/Block_0` ...
        `ResNet/Block_15`). The least deeply nested ones count. Outside of these blocks, tensors are kept as by policy `none`.
@@ -18,9 +19,9 @@ path of scopes, and a name with a `'` belongs to the backward pass. The module u
     3. If names give no structure, the forward pass is cut into about sqrt(n) blocks, by its n heavy operators (matrix
        products and others that XLA does not fuse).
 
-If no name has a `'`, the forward pass is what runs before the place at which most is stored. A scope that is entered again later
-is another block. Light operators that depend on nothing but the step's inputs begin no block, because `operator_order.py` has
-moved them to where they are first read.
+If no name begins with `backward`, the forward pass is what runs before the place at which most is stored. A scope that is
+entered again later is another block. Light operators that depend on nothing but the step's inputs begin no block, because
+`operator_order.py` has moved them to where they are first read.
 
 Difference from `jax.checkpoint`: `jax.checkpoint` computes a block again once, as a whole, and holds all of it until the block's
 backward pass is over. Here a *segment*, a stretch of operators that is compiled as one executable, computes again only what the
@@ -78,7 +79,7 @@ def find_backward_start(retention: Retention) -> int:
 
 def find_blocks(graph: Graph, turn: int) -> tuple[tuple[int, ...], ...]:
     """The blocks of the forward pass, in the order in which they run: places of their operators, ascending."""
-    scopes = [tuple(operator.name.split("/")[:-1]) for operator in graph.operators[:turn]]
+    scopes = [tuple(filter(None, operator.scope.split("/"))) for operator in graph.operators[:turn]]
     depth = _depth_of_siblings(scopes)
     if depth is not None:
         inside = [scope[: depth + 1] if len(scope) > depth and _NUMBERED.match(scope[depth]) else None for scope in scopes]

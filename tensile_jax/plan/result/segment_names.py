@@ -3,7 +3,7 @@
 A *segment* is a stretch of operators that is compiled as one executable. An operator belongs to one of three parts of a train
 step:
 
-    backward    differentiation added it: its scope ends in an apostrophe (`Block_3'`), which `trace/graph.py` appends
+    backward    differentiation added it: its name begins with `backward`, which `trace/graph.py` writes
     optimizer   differentiation has not added it, and it follows from a gradient, or serves nothing but the new parameters and the
                 new optimizer state
     forward     all others
@@ -96,7 +96,7 @@ def _labels(liveness: Liveness) -> _Labels:
 
 def _parts(graph: Graph) -> list[_Part]:
     """The part of each operator. In a step without a gradient all are forward."""
-    added = [_scope(operator).endswith("'") for operator in graph.operators]
+    added = [operator.in_backward_pass for operator in graph.operators]
     if not any(added):
         return ["forward"] * len(graph.operators)
     from_gradient = {t.id for t in graph.tensors if t.role == "gradient"}
@@ -119,14 +119,8 @@ def _parts(graph: Graph) -> list[_Part]:
     return parts[::-1]
 
 
-def _scope(operator: Operator) -> str:
-    """The scope in which the user wrote the operator: its name without its primitive."""
-    scope, slash, _ = operator.name.rpartition("/")
-    return scope if slash else ""
-
-
 def _path(operator: Operator) -> _Path:
-    return tuple(part for part in _scope(operator).removesuffix("'").split("/") if part)
+    return tuple(part for part in operator.scope.split("/") if part)
 
 
 def _sums(weighted: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:

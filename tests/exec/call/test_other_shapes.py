@@ -40,6 +40,19 @@ def test_a_smaller_batch_warns_once_and_names_the_argument_both_shapes_and_what_
     function(fresh(weights()), {"x": batch(rows=ROWS // 2)})
 
 
+def test_a_budget_that_is_too_small_for_another_shape_alone_says_so() -> None:
+    function = planned_step(dict_step)
+    with pytest.raises(tensile.BudgetTooSmall) as first:
+        tensile.jit(dict_step, budget=100)(fresh(weights()), {"x": batch()})
+    function(fresh(weights()), {"x": batch()})
+    with pytest.raises(tensile.BudgetTooSmall) as other:
+        function(fresh(weights()), {"x": batch(rows=1)})
+    assert not hasattr(first.value, "__notes__")
+    assert other.value.__notes__ == [
+        f"This call needs a plan of its own, since batch['x'] has the shape {(1, WIDTH)}, and had {(ROWS, WIDTH)} before."
+    ]
+
+
 def test_where_a_warning_is_an_error_the_next_such_call_runs() -> None:
     function = planned_step()
     function(fresh(weights()), batch())

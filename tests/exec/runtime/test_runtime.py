@@ -24,6 +24,7 @@ def test_two_jobs_give_what_lonely_runs_give(runtime: MakeRuntime) -> None:
     for work, job in zip(works, jobs, strict=True):
         assert job.status.state == "finished"
         assert job.status.step == 6
+        assert repr(job) == f"<Job {job.name!r}: finished, 6 of 6 steps>"
         assert_lonely(work, job)
     assert 0 < run.peak_bytes <= 64 << 20
 

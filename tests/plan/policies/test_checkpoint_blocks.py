@@ -19,9 +19,9 @@ BLOCKS = (
     "Net/Block_1/Conv: d = heavy(c)",
     "Net/Block_1: e = light(d)",
     "Net/Head: f = heavy(e)",
-    "Net/Head': g = heavy(f, e)",
-    "Net/Block_1/Conv': h = heavy(g, d)",
-    "Net/Block_0/Conv': y = heavy(h, a, b, c, s)",
+    "backward Net/Head: g = heavy(f, e)",
+    "backward Net/Block_1/Conv: h = heavy(g, d)",
+    "backward Net/Block_0/Conv: y = heavy(h, a, b, c, s)",
 )
 
 
@@ -55,7 +55,7 @@ def test_what_the_step_returns_is_kept_wherever_it_is_made() -> None:
 def test_the_shallowest_siblings_count_and_deeper_ones_belong_to_them() -> None:
     names = ["Net/Stage_0/Unit_0/Conv", "Net/Stage_0/Unit_1/Conv", "Net/Stage_1/Unit_0/Conv", "Net/Stage_1/Unit_1/Conv"]
     lines = [f"{name}: t{k + 1} = heavy(t{k})" for k, name in enumerate(names)]
-    assert blocks_of(graph_of([*lines, "': y = heavy(t4)"], inputs="t0", outputs="y")) == ((0, 1), (2, 3))
+    assert blocks_of(graph_of([*lines, "backward: y = heavy(t4)"], inputs="t0", outputs="y")) == ((0, 1), (2, 3))
 
 
 def test_without_such_siblings_each_child_of_the_top_module_begins_a_block() -> None:
@@ -64,7 +64,7 @@ def test_without_such_siblings_each_child_of_the_top_module_begins_a_block() -> 
 
 
 def test_without_scopes_the_forward_pass_is_cut_into_about_the_root_of_its_heavy_operators() -> None:
-    graph = graph_of([f"t{k + 1} = heavy(t{k})" for k in range(9)] + ["': y = heavy(t9)"], inputs="t0", outputs="y")
+    graph = graph_of([f"t{k + 1} = heavy(t{k})" for k in range(9)] + ["backward: y = heavy(t9)"], inputs="t0", outputs="y")
     assert blocks_of(graph) == ((0, 1, 2), (3, 4, 5), (6, 7, 8))
 
 
@@ -74,7 +74,12 @@ def test_without_any_name_the_backward_pass_begins_where_most_is_stored() -> Non
 
 
 def test_a_module_that_is_called_twice_is_two_blocks() -> None:
-    lines = ["Net/Block_0/A: a = heavy(x)", "Net/Block_1/A: b = heavy(a)", "Net/Block_0/A: c = heavy(b)", "': y = heavy(c, b, a)"]
+    lines = [
+        "Net/Block_0/A: a = heavy(x)",
+        "Net/Block_1/A: b = heavy(a)",
+        "Net/Block_0/A: c = heavy(b)",
+        "backward: y = heavy(c, b, a)",
+    ]
     assert blocks_of(graph_of(lines, inputs="x", outputs="y")) == ((0,), (1,), (2,))
 
 
@@ -85,7 +90,7 @@ def test_what_depends_on_inputs_alone_does_not_end_a_block() -> None:
         "Net/Block_0/A: b = light(a, m)",
         "Net/Block_1/A: c = heavy(b)",
     ]
-    assert blocks_of(graph_of([*lines, "': y = heavy(c, b, a)"], inputs="x k", outputs="y")) == ((0, 1, 2), (3,))
+    assert blocks_of(graph_of([*lines, "backward: y = heavy(c, b, a)"], inputs="x k", outputs="y")) == ((0, 1, 2), (3,))
 
 
 def test_blocks_are_computed_again_and_nothing_is_swapped() -> None:

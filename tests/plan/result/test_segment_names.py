@@ -25,8 +25,8 @@ def network(blocks: int, block: str = "Block_{}", net: str = "Net") -> Graph:
     lines += [f"loss = reduction(a{blocks - 1})"]
     for k in reversed(range(blocks)):
         gradient = f"e{k + 1}" if k + 1 < blocks else f"a{blocks - 1}"
-        lines += [f"{net}/{block.format(k)}': g{k} = heavy({gradient}, {f'a{k - 1}' if k else 'x'})"]
-        lines += [f"{net}/{block.format(k)}': e{k} = heavy({gradient}, w{k})"]
+        lines += [f"backward {net}/{block.format(k)}: g{k} = heavy({gradient}, {f'a{k - 1}' if k else 'x'})"]
+        lines += [f"backward {net}/{block.format(k)}: e{k} = heavy({gradient}, w{k})"]
     lines += [line for k in range(blocks) for line in (f"s{k} = light(g{k})", f"v{k} = light(w{k}, s{k})")]
     weights = {f"w{k}": f"v{k}" for k in range(blocks)}
     graph = graph_of(lines, inputs=" ".join((*weights, "x")), outputs=" ".join((*weights.values(), "loss")), carried=weights)
@@ -68,7 +68,7 @@ def test_equal_names_are_numbered() -> None:
 
 
 def test_a_step_without_scopes_has_parts_only() -> None:
-    graph = graph_of(["': y = heavy(x)", "z = heavy(y)"], inputs="x", outputs="z")
+    graph = graph_of(["backward: y = heavy(x)", "z = heavy(y)"], inputs="x", outputs="z")
     assert names(graph, (0, 1, 2)) == ["backward", "forward"]
 
 
@@ -80,7 +80,9 @@ def test_a_step_without_a_gradient_is_forward() -> None:
 def test_what_nothing_but_the_update_reads_is_the_optimizers() -> None:
     graph = network(2)
     decay = graph_of(
-        ["Net/A: y = heavy(x, w)", "Net/A': g = heavy(x, y)", "d = light(w)", "v = light(g, d)"], inputs="w x", outputs="v"
+        ["Net/A: y = heavy(x, w)", "backward Net/A: g = heavy(x, y)", "d = light(w)", "v = light(g, d)"],
+        inputs="w x",
+        outputs="v",
     )
     decay = with_roles(decay, {"g": "gradient", "v": "parameter"})
     assert names(decay, (0, 1, 2, 3, 4)) == ["forward", "backward", "optimizer", "optimizer (2)"]
