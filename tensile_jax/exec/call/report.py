@@ -185,7 +185,8 @@ def _lines(report: Report) -> Iterator[str]:
         launches = format_count(report.launches, "launch", "launches")
         yield f"  runs as         {format_count(report.segments, 'segment')} ({report.distinct_segments} different), {launches}"
     tries = f" ({format_count(report.tries, 'plan')})" if report.tries else ""
-    yield f"  before that     {report.trace_s:.1f} s tracing, {report.plan_s:.1f} s planning, {report.compile_s:.1f} s compiling{tries}"
+    compiling = f"{report.compile_s:.1f} s compiling{tries}"
+    yield f"  before that     {report.trace_s:.1f} s tracing, {report.plan_s:.1f} s planning, {compiling}"
     plans = f" under {report.plans} plans" if report.plans > 1 else ""
     yield f"  so far          {format_count(report.iterations, 'call')}{plans}"
     if report.drift is not None:
