@@ -37,6 +37,7 @@ __all__ = ["BatchCost", "LargestBatch", "max_batch"]
 
 _PARTS = 64  # the largest batch is found to this part of its size
 _NAMED = 3  # roles that hold the most memory of the batch that does not fit
+_FARTHER = 4  # times as far from a guess that does not fit: a larger factor is better for worse guesses (not tuned)
 _LINES = 4  # lines through the floors of two batches: each takes a trace, and saves plans if the floor is not linear
 
 Make = Callable[[int], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -402,12 +403,13 @@ def largest(fits: Callable[[int], bool], *, most: int, known: int, guess: int | 
     low, high = known, max(2 * known, 1)
     if guess is not None and guess > known:
         near = _near(guess)
-        if fits(guess):
-            low, high = guess, min(guess + near, most) if guess < most else 2 * most
-        elif guess - near > known and fits(guess - near):
-            return _bisected(fits, guess - near, guess)
-        else:
-            return _bisected(fits, known, guess)
+        if not fits(guess):
+            high, lower = guess, guess - near
+            while lower > known and not fits(lower):
+                high, near = lower, _FARTHER * near
+                lower = guess - near
+            return _bisected(fits, max(lower, known), high)
+        low, high = guess, min(guess + near, most) if guess < most else 2 * most
     while high < most and fits(high):
         low, high = high, 2 * high
     if high >= most:
