@@ -68,6 +68,8 @@ def outcome_table(outcome: Outcome) -> Table:
     """A table of two columns: the name of a value, and the value."""
     o = outcome
     jit = "" if o.jit_peak_bytes is None else f", {format_share(o.peak_bytes, o.jit_peak_bytes)} of plain jit's"
+    plain_us = o.predicted_jit_step_us
+    over = f", {times_plain_jit(o.predicted_step_us, plain_us)}" if plain_us else ""
     first, last = ("none" if loss is None else f"{loss:.4f}" for loss in (o.loss_first, o.loss_last))
     rows = {
         "steps": f"{o.steps_done} of {o.steps_asked} (interrupted)" if o.interrupted else str(o.steps_done),
@@ -75,7 +77,8 @@ def outcome_table(outcome: Outcome) -> Table:
         "peak predicted": format_bytes(o.predicted_peak_bytes),
         "budget": "none" if o.budget_bytes is None else format_bytes(o.budget_bytes),
         "step measured": "one step is too few to tell" if o.step_us is None else format_us(o.step_us),
-        "step predicted": format_us(o.predicted_step_us) + _beside_plain_jit(o),
+        "step predicted": format_us(o.predicted_step_us) + over,
+        **({"plain jit predicted": format_us(plain_us)} if plain_us else {}),
         "waiting for copies": f"{format_us(o.stall_us)} a step",
         "swapped": f"{format_bytes(o.swapped_bytes)} a step, both ways",
         "recomputed": f"{format_us(o.recomputed_us)} a step",
@@ -91,13 +94,6 @@ def outcome_table(outcome: Outcome) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
-
-
-def _beside_plain_jit(outcome: Outcome) -> str:
-    plain_us = outcome.predicted_jit_step_us
-    if not plain_us:
-        return ""
-    return f", {times_plain_jit(outcome.predicted_step_us, plain_us)} ({format_us(plain_us)}, also predicted)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +178,8 @@ def jobs_table(outcome: JobsOutcome) -> Table:
     tested = any(job.test_accuracy is not None for job in outcome.jobs)
     timed = any(job.step_us is not None for job in outcome.jobs)
     columns = ("steps", "loss", "peak", *(("step", "plain\njit") if timed else ()), "time", *(["test"] if tested else []))
-    table = job_table(len(outcome.jobs), outcome.device, *columns)
+    caption = "step: measured, other jobs' launches included; plain jit: its step, predicted" if timed else None
+    table = job_table(len(outcome.jobs), outcome.device, *columns, caption=caption)
     table.add_column("ended", no_wrap=True, min_width=len("cancelled"))
     for job in outcome.jobs:
         table.add_row(
@@ -196,8 +193,6 @@ def jobs_table(outcome: JobsOutcome) -> Table:
             job.state,
             style="red" if job.state == "failed" else "",
         )
-    if timed:
-        table.caption = "step: measured, other jobs' launches included; plain jit: its step, predicted"
     return table
 
 
