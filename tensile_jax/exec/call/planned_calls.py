@@ -324,7 +324,7 @@ class PlannedCalls:
         """The budget that the user gave."""
         return self._request.budget
 
-    def report(self, jit_step_us: float | None) -> Report:
+    def report(self, jit_step_us: float | None = None) -> Report:
         """What was measured of the plan of the latest call, beside what the user has measured of plain jit."""
         step = None if self._latest is None else self._planned.get(self._latest)
         if step is None or not step.runner.observations:
