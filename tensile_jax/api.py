@@ -1,6 +1,7 @@
 """Defines the decorator `tensile_jax.jit` (`jax.jit` with a memory budget) and the function that the decorator returns."""
 
 import functools
+import math
 import types
 from collections.abc import Callable
 from os import PathLike
@@ -8,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 import jax
 
+from tensile_jax.arguments import read_number, shown
 from tensile_jax.exec.call.interrupts import InterruptsHeld
 from tensile_jax.exec.call.options import GivenOptions, JitOptions, PlanOptions, read_options
 from tensile_jax.exec.call.planned_calls import PlannedCalls
@@ -134,18 +136,21 @@ class PlannedFunction:
         with self._calls.showing():
             return jit_peak_bytes(self._calls.step(args, kwargs))
 
-    def jit_step_us(self, /, *args: Any, **kwargs: Any) -> float:
-        """The predicted time of plain `jax.jit`'s step for these arguments, in microseconds. Runs and compiles nothing."""
-        with self._calls.showing():
-            return self._calls.step(args, kwargs).planner.whole_us
-
-    def report(self) -> Report:
+    def report(self, *, jit_step_us: float | None = None) -> Report:
         """The measurements of the plan of the latest call.
+
+        Args:
+            jit_step_us: the time of a step of plain `jax.jit` in microseconds, if you have measured it. The report then compares
+                the measured times, and otherwise the predicted ones.
 
         Raises:
             RuntimeError: the function has not been called.
+            ValueError: `jit_step_us` is no positive number.
         """
-        return self._calls.report()
+        us = None if jit_step_us is None else read_number(jit_step_us)
+        if jit_step_us is not None and (us is None or not 0 < us < math.inf):
+            raise ValueError(f"jit_step_us must be a positive number of microseconds: got {shown(jit_step_us)}.")
+        return self._calls.report(us)
 
 
 def made_of(function: PlannedFunction) -> tuple[Callable[..., Any], GivenOptions]:

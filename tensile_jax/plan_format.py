@@ -31,7 +31,7 @@ from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import PlanFileError
 from tensile_jax.ir import OperatorId, Role, TensorId
 from tensile_jax.tracebacks import hides_frames
-from tensile_jax.units import format_bytes
+from tensile_jax.units import format_bytes, times_plain_jit
 
 SCHEMA_VERSION = 1
 _WIDTH = 110  # characters of a line for a person
@@ -139,6 +139,7 @@ class Plan:
         floor_tensors: the names of the largest inputs and constants of the step, which make up much of the floor.
         jit_peak_bytes: the peak of plain `jax.jit`; None if it has not been compiled.
         step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, and of recomputation in it.
+        jit_step_us: predicted time of an iteration of plain `jax.jit`; None if the plan was saved by a version that did not say.
         swapped_out_bytes, swapped_in_bytes: bytes copied to the host and to the device in an iteration.
         host_peak_bytes: the most that is in pinned host memory at once; None if the plan was saved by a version that did not say.
         host_budget_bytes: the budget of host memory; None for no limit.
@@ -202,6 +203,7 @@ class Plan:
     donated: tuple[TensorId, ...] | None = None
     jax_version: str = ""
     allocator_bytes: int | None = None
+    jit_step_us: float | None = None
 
     @hides_frames
     def save(self, path: str | PathLike[str]) -> None:
@@ -375,6 +377,12 @@ def plan_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensile_jax plan", **schema}
 
 
+def _over_plain(plan: Plan) -> str:
+    if plan.whole:
+        return ": as plain jit runs it"
+    return "" if not plan.jit_step_us else f": {times_plain_jit(plan.step_us, plan.jit_step_us)}, predicted"
+
+
 def _profile(plan: Plan) -> str:
     said = {"measured": "", "published": ", rates not measured", "unknown": ", uncalibrated"}[plan.rates]
     return f"profile {plan.device_profile}{said}"
@@ -390,15 +398,16 @@ def describe(plan: Plan) -> str:
     counts = {kind: sum(e.kind == kind for e in plan.events) for kind in ("swap_out", "swap_in", "recompute")}
     recomputed = sum(e.nbytes for e in plan.events if e.kind == "recompute")
     about = "about " if plan.workspaces == "predicted" else ""
+    plain = "" if plan.whole or plan.jit_step_us is None else f" (plain jit {plan.jit_step_us / 1e3:.1f} ms)"
     uncalibrated = "uncalibrated, " if plan.rates == "unknown" else ""
     lines = [
-        f"Plan of {plan.program!r} ({plan.policy}, {_profile(plan)}, {plan.workspaces} workspaces)",
+        f"Plan of {plan.program!r}{_over_plain(plan)} ({plan.policy}, {_profile(plan)}, {plan.workspaces} workspaces)",
         *([f"  devices    {plan.devices}, all alike; sizes are those of one"] if plan.devices > 1 else []),
         f"  budget     {budget}",
         f"  peak       {about}{format_bytes(plan.peak_bytes)} in {plan.segments[plan.peak_segment].name}"
         f" (floor {format_bytes(plan.floor_bytes)}{jit})" + _of_the_allocator(plan),
         f"  step       {uncalibrated}{plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
-        f"{plan.stall_us / 1e3:.1f} ms waiting for copies",
+        f"{plan.stall_us / 1e3:.1f} ms waiting for copies" + plain,
     ]
     if plan.bound_us is not None:
         above = plan.step_us / plan.bound_us - 1

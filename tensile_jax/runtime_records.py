@@ -14,10 +14,12 @@ cancelled until then:
 Sizes are in bytes. Times are in microseconds or seconds since the runtime began, as the names say.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tensile_jax import html_tables
+from tensile_jax.units import format_bytes, format_count, times_plain_jit
 
 JobState = Literal["preparing", "queued", "running", "paused", "finished", "failed", "cancelled"]
 """`preparing`: traced, planned, compiled. `queued`: waits for memory. The last three are final."""
@@ -85,7 +87,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What was measured of a job, beside what its plan predicts.
+    """What was measured of a job, beside what its plan predicts. `print(report)` shows it.
 
     Attributes:
         step: how many iterations are done.
@@ -93,7 +95,7 @@ class JobReport:
         step_us: the median time of an iteration from its begin to its end, including other jobs' launches in between; None before
             the first iteration has ended.
         predicted_step_us: the time of an iteration by the job's plan, without other jobs.
-        predicted_jit_step_us: the time of an iteration of plain jit, without other jobs.
+        predicted_jit_step_us: the time of an iteration of plain jit, without other jobs; None if it is not known.
         swapped_bytes: what the plan copies in a step, in both directions added up.
         stall_us: the mean time in a step spent waiting for copies.
         passive_swap_ins: how many tensors were not on the device when they were needed there.
@@ -102,12 +104,13 @@ class JobReport:
         plans: how many plans the job has used.
     """
 
+    name: str
     step: int
     peak_bytes: int
     predicted_peak_bytes: int
     step_us: float | None
     predicted_step_us: float
-    predicted_jit_step_us: float
+    predicted_jit_step_us: float | None
     swapped_bytes: int
     stall_us: float
     passive_swap_ins: int
@@ -115,8 +118,14 @@ class JobReport:
     segments: int
     plans: int
 
+    def __str__(self) -> str:
+        return "\n".join(_job_lines(self))
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
-        return html_tables.of_record(self)
+        return html_tables.of_text(str(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +205,26 @@ class Record:
 
     spans: tuple[Span, ...]
     levels: tuple[Level, ...]
+
+
+def _job_lines(report: JobReport) -> Iterator[str]:
+    """The screen that printing a job's report shows: one headline, and each time in words."""
+    plain_us = report.predicted_jit_step_us
+    over = f"{times_plain_jit(report.predicted_step_us, plain_us)}, predicted, both without other jobs" if plain_us else ""
+    yield f"Job {report.name!r}: {over or 'the time of plain jit is not known'}"
+    yield f"  peak            {format_bytes(report.peak_bytes)} measured, {format_bytes(report.predicted_peak_bytes)} predicted"
+    yield "  a step takes"
+    times = {
+        "measured from its begin to its end, with other jobs' launches in between": report.step_us,
+        "predicted by the plan, without other jobs": report.predicted_step_us,
+        "predicted of plain jit, without other jobs": plain_us,
+    }
+    yield from (f"    {f'{us / 1e3:.1f} ms':>12}  {words}" for words, us in times.items() if us is not None)
+    yield f"  in it           {report.stall_us / 1e3:.1f} ms of waiting for copies"
+    yield f"  copies          {format_bytes(report.swapped_bytes)} a step, both directions added up"
+    plans = f"{format_count(report.segments, 'segment')} in the plan, {format_count(report.plans, 'plan')} used"
+    yield f"  so far          {format_count(report.step, 'step')}, {plans}"
+    if report.out_of_memory:
+        yield f"  out of memory   {format_count(report.out_of_memory, 'allocation')} refused by the device; the step recovered"
+    if report.passive_swap_ins:
+        yield f"  late copies     {format_count(report.passive_swap_ins, 'tensor')} copied to the device when needed there"

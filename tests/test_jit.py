@@ -392,7 +392,9 @@ def test_the_least_memory_for_a_step_that_is_fast_enough(slowdowns: tuple[float,
 def test_a_plan_says_what_it_does() -> None:
     plan = planned(sgd_step, (weights(), batch()), donate_argnums=0).plan(weights(), batch())
     text = str(plan)
-    assert "Plan of 'sgd_step'" in text
+    assert plan.jit_step_us is not None
+    assert text.startswith(f"Plan of 'sgd_step': {plan.step_us / plan.jit_step_us:.2f} times plain jit's time, predicted (auto, ")
+    assert f"waiting for copies (plain jit {plan.jit_step_us / 1e3:.1f} ms)" in text
     assert f"segments   {len(plan.segments)}" in text
     assert f"swaps      {sum(e.kind == 'swap_out' for e in plan.events)} out" in text
     assert plan.floor_bytes <= plan.peak_bytes <= (plan.budget_bytes or 0)
@@ -400,16 +402,34 @@ def test_a_plan_says_what_it_does() -> None:
     assert plan.floor_tensors
 
 
+def test_a_plan_that_runs_whole_is_named_plain_jit() -> None:
+    plan = tensile.jit(sgd_step, donate_argnums=0).plan(weights(), batch())
+    assert str(plan).startswith("Plan of 'sgd_step': as plain jit runs it (auto, ") and plan.jit_step_us == plan.step_us
+
+
+def test_every_form_of_a_step_is_compared_with_plain_jit() -> None:
+    # a step whose rows are computed in chunks takes longer in the model than plain jit does
+    step, x = jax.grad(lambda w, x: jnp.sum(jax.nn.softmax(x @ w) ** 2)), jnp.ones((512, 64))
+    w = jnp.ones((64, 4096))
+    plain_us = tensile.jit(step).plan(w, x).step_us
+    plans = [tensile.jit(step, budget=budget).plan(w, x) for budget in ("90%", "40%")]
+    assert any("chunks" in note for plan in plans for note in plan.notes)
+    assert [plan.jit_step_us for plan in plans] == [plain_us, plain_us]
+
+
 def test_the_report_says_what_was_measured() -> None:
     function = planned(sgd_step, (weights(), batch()), donate_argnums=0)
     state = fresh(weights())
     first = function.report()
-    assert (first.step_us, first.iterations) == (None, 1)
+    assert (first.step_us, first.watched_step_us, first.call_to_call_us, first.iterations) == (None, None, None, 1)
+    assert first.first_step_us > 0
     for i in range(4):
         state, _ = function(state, batch(i))
     report, plan = function.report(), function.plan(state, batch())
     assert report.iterations == 5
-    assert report.step_us is not None and report.step_us > 0
+    assert report.watched_step_us is not None and report.step_us is not None and 0 < report.step_us <= report.watched_step_us
+    assert (report.predicted_step_us, report.predicted_jit_step_us) == (plan.step_us, plan.jit_step_us)
+    assert (report.budget_bytes, report.jit_peak_bytes) == (plan.budget_bytes, plan.jit_peak_bytes)
     assert report.swapped_bytes == plan.swapped_out_bytes + plan.swapped_in_bytes
     assert report.segments == len(plan.segments)
     assert report.distinct_segments > 1
@@ -417,16 +437,58 @@ def test_the_report_says_what_was_measured() -> None:
     assert (report.passive_swap_ins, report.out_of_memory) == (0, 0)
 
 
+def test_a_report_has_one_headline_and_a_line_for_each_time() -> None:
+    function, state = planned(sgd_step, (weights(), batch()), donate_argnums=0), fresh(weights())
+    for i in range(6):
+        state, _ = function(state, batch(i))
+    report = function.report()
+    assert report.predicted_jit_step_us and report.watched_step_us and report.call_to_call_us and report.step_us
+    slowdown = report.predicted_step_us / report.predicted_jit_step_us
+    assert report.slowdown == slowdown
+    headline, *lines = str(report).splitlines()
+    assert headline == f"'sgd_step': {slowdown:.2f} times plain jit's time, predicted; plain jit was not measured"
+    said = {
+        "measured from one call to the next, with what your program does in between": report.call_to_call_us,
+        "measured in watched steps, which wait for each segment and so take longer": report.watched_step_us,
+        "measured in the first step, without tracing, planning and compiling": report.first_step_us,
+        "predicted by the plan": report.predicted_step_us,
+        "predicted of plain jit": report.predicted_jit_step_us,
+    }
+    assert [line.strip() for line in lines if " ms  " in line] == [f"{us / 1e3:.1f} ms  {words}" for words, us in said.items()]
+    assert repr(report) == str(report) and len(lines) < 20
+
+    measured = function.report(jit_step_us=1000)
+    assert measured.slowdown == report.step_us / 1000
+    assert str(measured).startswith(f"'sgd_step': {measured.slowdown:.2f} times plain jit's time, measured\n")
+    assert "1.0 ms  measured of plain jit" in str(measured)
+
+
+@pytest.mark.parametrize("time", [0, -1.0, float("nan"), float("inf"), "1 ms", True])
+def test_the_time_of_plain_jit_must_be_a_positive_number(time: Any) -> None:
+    with pytest.raises(ValueError, match="jit_step_us must be a positive number of microseconds"):
+        tensile.jit(sgd_step).report(jit_step_us=time)
+
+
+def test_a_step_that_runs_whole_is_reported_as_plain_jit() -> None:
+    function, state = tensile.jit(sgd_step, donate_argnums=0), fresh(weights())
+    for i in range(5):
+        state, _ = function(state, batch(i))
+    report = function.report()
+    assert report.whole and report.step_us == report.jit_step_us == report.watched_step_us and report.slowdown == 1.0
+    assert str(report).startswith("'sgd_step': runs as plain jit runs it, as one executable\n")
+    assert "segment" not in str(report)
+
+
 @pytest.mark.parametrize("budget", ["60%", None])
-def test_the_pace_is_that_of_calls_that_were_not_watched(budget: str | None) -> None:
+def test_the_time_from_call_to_call_is_that_of_calls_that_were_not_watched(budget: str | None) -> None:
     function, state = tensile.jit(sgd_step, budget=budget, donate_argnums=0), fresh(weights())
     for i in range(5):
         state, _ = function(state, batch())
         if i == 3:  # the fourth call is the first that is not watched, and its pace is known when the fifth begins
-            assert function.report().pace_us is None
+            assert function.report().call_to_call_us is None
             time.sleep(0.05)
     report = function.report()
-    assert report.pace_us is not None and report.pace_us >= 5e4 and report.step_us is not None
+    assert report.call_to_call_us is not None and report.call_to_call_us >= 5e4 and report.step_us is not None
 
 
 def test_there_is_nothing_to_report_before_the_first_call() -> None:

@@ -95,11 +95,12 @@ def table_of(title: str, *columns: str) -> Table:
     return table
 
 
-def job_table(count: int, where: str, *columns: str) -> Table:
+def job_table(count: int, where: str, *columns: str, caption: str | None = None) -> Table:
     """An empty table for one row per job: no lines, narrow enough for 80 columns; names are cut off before figures."""
     title = f"{count} {'job' if count == 1 else 'jobs'} on {where}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    table.add_column("job", no_wrap=True, min_width=8)
+    looks: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "caption_justify": "left"}
+    table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0), **looks)
+    table.add_column("job", overflow="ellipsis", min_width=8)  # what may wrap is made narrower first
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     return table

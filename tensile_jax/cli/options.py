@@ -49,6 +49,11 @@ class ModelChoice:
                 f"--sequence-length={self.sequence_length} is not for {self.name}, which reads images. Use --image-size."
             )
 
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return f"{self.name}, batch {self.batch_size}"
+
     def build(self) -> Model:
         """Make the model. This imports JAX."""
         sizes = {"image_size": self.image_size, "sequence_length": self.sequence_length, "dtype": self.dtype}
@@ -92,7 +97,7 @@ def _gathered(name: str, make: Callable[..., Any], parameters: Collection[str], 
     return decorator
 
 
-# -- a model, or a file of jobs -----------------------------------------------------------------------------------------------
+# -- a model, a function of the user, or a file of jobs -----------------------------------------------------------------------
 
 _SIZES = ("batch_size", "image_size", "sequence_length", "dtype", "seed")
 _SIZE_OPTIONS = (
@@ -115,27 +120,6 @@ _SIZE_OPTIONS = (
 )
 
 
-def _known_model(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    del ctx, parameter
-    if value not in MODELS:
-        raise Refusal(f"{value!r} is not a model. Known: {', '.join(sorted(MODELS))}.{did_you_mean(value.lower(), MODELS)}")
-    return value
-
-
-def _known_source(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    del ctx, parameter
-    if value is not None and not value.endswith(_JOBS_SUFFIX) and value not in MODELS:
-        known = f"neither a model ({', '.join(sorted(MODELS))}) nor a file of jobs, which ends in .toml"
-        raise Refusal(f"{value!r} is {known}.{did_you_mean(value.lower(), MODELS)}")
-    return value
-
-
-takes_model = _gathered(
-    "model", ModelChoice, ("name", *_SIZES), *_SIZE_OPTIONS, click.argument("name", metavar="MODEL", callback=_known_model)
-)
-"""Adds MODEL and its sizes, handed to the command as `model`."""
-
-
 @dataclass(frozen=True, slots=True)
 class OwnStep:
     """A function of the user, `module:function`, that makes a step. `batch_size` is what it is called with, if that was typed."""
@@ -143,17 +127,31 @@ class OwnStep:
     target: str
     batch_size: int | None
 
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return self.target if self.batch_size is None else f"{self.target}, batch {self.batch_size}"
+
+
+_A_FUNCTION = "a function of yours, such as train:make_step"
+_A_JOBS_FILE = "a file of jobs, which ends in .toml"
+
+
+def _refuse_unknown(value: str, *others: str) -> None:
+    """Raises: Refusal: `value` is no model; `others` are what it could be besides."""
+    if value not in MODELS:
+        known = f"neither a model ({', '.join(sorted(MODELS))}) nor {' nor '.join(others)}"
+        raise Refusal(f"{value!r} is {known}.{did_you_mean(value.lower(), MODELS)}")
+
 
 def _model_or_function(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    if ":" in value:
-        return value
-    if value not in MODELS:
-        known = f"neither a model ({', '.join(sorted(MODELS))}) nor a function of yours, such as train:make_step"
-        raise Refusal(f"{value!r} is {known}.{did_you_mean(value.lower(), MODELS)}")
-    return _known_model(ctx, parameter, value)
+    del ctx, parameter
+    if ":" not in value:
+        _refuse_unknown(value, _A_FUNCTION)
+    return value
 
 
-def _step_choice(name: str, batch_size: int, **sizes: Any) -> "ModelChoice | OwnStep":
+def _step_choice(name: str, batch_size: int, **sizes: Any) -> ModelChoice | OwnStep:
     if ":" not in name:
         return ModelChoice(name, batch_size, **sizes)
     refuse_typed(tuple(sizes), f"is for a model, and {name} is a function. Leave it out.")
@@ -174,25 +172,39 @@ def _is_typed(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def takes_model_or_jobs(*, for_jobs: Collection[str], for_both: Collection[str], required: bool = True) -> _Decorator:
-    """A decorator that adds the argument MODEL|JOBS.toml and the sizes of a model.
+def takes_step_or_jobs(
+    *, for_jobs: Collection[str], for_both: Collection[str], own_steps: bool, required: bool = True
+) -> _Decorator:  # fmt: skip
+    """A decorator that adds the argument MODEL|JOBS.toml, with `own_steps` MODEL|MODULE:FUNCTION|JOBS.toml, and the sizes of a
+    model.
 
-    The command gets them as `source`: a `ModelChoice`, the path of a jobs file, or None if the argument is not required and was
-    not typed. `for_jobs` names the parameters of the command that are allowed with a jobs file only, and `for_both` those that
-    are always allowed. All others are allowed with a model only.
+    The command gets them as `source`: a `ModelChoice`, an `OwnStep`, the path of a jobs file, or None if the argument is not
+    required and was not typed. `for_jobs` names the parameters of the command that are allowed with a jobs file only, and
+    `for_both` those that are always allowed. All others are allowed with a model or a function only.
     """
 
-    def make(source: str | None, **sizes: Any) -> ModelChoice | Path | None:
+    def is_own(source: str) -> bool:
+        return own_steps and ":" in source and not source.endswith(_JOBS_SUFFIX)
+
+    def known(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        del ctx, parameter
+        if value is not None and not value.endswith(_JOBS_SUFFIX) and not is_own(value):
+            _refuse_unknown(value, *([_A_FUNCTION] if own_steps else []), _A_JOBS_FILE)
+        return value
+
+    def make(source: str | None, **sizes: Any) -> ModelChoice | OwnStep | Path | None:
         if source is not None and not source.endswith(_JOBS_SUFFIX):
-            refuse_typed(for_jobs, f"is for a jobs file, and {source} is a model. Leave it out.")
-            return ModelChoice(source, **sizes)
-        known = (parameter.name or "" for parameter in click.get_current_context().command.params)
-        for_model = {*known} - {"source", *for_jobs, *for_both}
+            what = "function" if is_own(source) else "model"
+            refuse_typed(for_jobs, f"is for a jobs file, and {source} is a {what}. Leave it out.")
+            return _step_choice(source, **sizes) if is_own(source) else ModelChoice(source, **sizes)
+        names = (parameter.name or "" for parameter in click.get_current_context().command.params)
+        for_model = {*names} - {"source", *for_jobs, *for_both}
         where = "a jobs file" if source is None else source
         refuse_typed(for_model, f"is for a model; {where} says that in keys of its own. Leave it out, or write it there.")
         return None if source is None else Path(source)
 
-    argument = click.argument("source", metavar="MODEL|JOBS.toml", required=required, callback=_known_source)
+    metavar = "MODEL|MODULE:FUNCTION|JOBS.toml" if own_steps else "MODEL|JOBS.toml"
+    argument = click.argument("source", metavar=metavar, required=required, callback=known)
     return _gathered("source", make, ("source", *_SIZES), *_SIZE_OPTIONS, argument)
 
 

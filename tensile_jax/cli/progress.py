@@ -1,16 +1,32 @@
-"""Shows on stderr the phases of a command (tracing, compiling, ...): as progress bars on a terminal, else as lines."""
+"""Shows on stderr the phases of a command (tracing, compiling, ...): as progress bars on a terminal, else as lines.
 
+A phase with several parts also has an estimate of how long it will still take, from what its parts have taken so far.
+"""
+
+import time
+from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from tensile_jax.progress.phases import CallPhases
+
+_SAID_EVERY_S = 5.0  # where there is no terminal: seconds between two lines about one phase
+
 
 class Phases:
-    """Shows the phases of a command. `update` has the signature of `tensile_jax.jit(progress=...)`."""
+    """Shows the phases of a command. `update` has the signature of `tensile_jax.jit(progress=...)`.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        now_s: the clock.
+    """
+
+    def __init__(self, console: Console, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._now_s = now_s
+        self._said_s = now_s()
+        self._told = CallPhases("", self._said_s)
         self._bars = Progress(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}"),
@@ -34,9 +50,14 @@ class Phases:
     def update(self, what: str, done: int, of: int, note: str = "") -> None:
         """Show that `done` of the `of` parts of the phase `what` are done. A phase may begin again with another `of`."""
         self.begin(what)
-        self._bars.update(self._phases[what], completed=done, total=of, note=note)
+        now_s = self._now_s()
+        self._told = self._told.told(what, done, of, now_s)
+        more = self._told.more_text(now_s)
+        self._bars.update(self._phases[what], completed=done, total=of, note=", ".join(filter(None, (note, more))))
         if done < of:
             self._ended.discard(what)
+            if more and now_s - self._said_s >= _SAID_EVERY_S:
+                self._print_line(f"{what}: {done}/{of}, {more}")
             return
         if what not in self._ended:
             self._print_line(f"{what}: {done}/{of} {note}".rstrip())
@@ -54,5 +75,6 @@ class Phases:
         self._print_line(f"{what} ...")
 
     def _print_line(self, line: str) -> None:
+        self._said_s = self._now_s()
         if not self._console.is_terminal:
             self._console.print(line, markup=False, highlight=False)

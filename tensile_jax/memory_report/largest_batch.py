@@ -2,29 +2,34 @@
 
 Nothing is compiled or run: peaks and times are predictions. A larger batch needs more memory and, under a budget, gives fewer
 samples per second. So the search doubles the batch until it no longer fits or is too slow, and then bisects between the last two
-batches, to 1/64 of the batch. Plain jit's peak is nearly a linear function of the batch, so the search for plain jit begins where
-the line through two batches meets the budget. Sizes are in bytes, times in microseconds.
+batches, to 1/64 of the batch.
+
+Making a plan takes long, so few are made. Plain jit's peak, and the floor (the least memory that any plan is known to need), are
+nearly linear functions of the batch and are found quickly. The searches begin where the lines through two batches meet the
+budget. Sizes are in bytes, times in microseconds.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import log2
 from typing import Any, Literal, Unpack
 
 import jax
 
 from tensile_jax.arguments import read_count, shown
-from tensile_jax.budget import parse_budget
+from tensile_jax.budget import Budget, parse_budget
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.compiling.compiler import memory_of
 from tensile_jax.exec.compiling.step import Step
+from tensile_jax.exec.fitting.find_plan import begin_to_predict
+from tensile_jax.exec.fitting.forms import always_rewritten
 from tensile_jax.exec.transfer import Device
 from tensile_jax.memory_report.memory import calls_of, report_of
 from tensile_jax.memory_report.report import WORDS, by_role
 from tensile_jax.plan import CompiledSizes, PolicyName
 from tensile_jax.plan_format import Plan
-from tensile_jax.progress.phases import Progress
+from tensile_jax.progress.display import DISPLAY, told_by
+from tensile_jax.progress.phases import BATCHES, TRACING, Progress
 from tensile_jax.trace import shape_struct
 from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
@@ -33,6 +38,8 @@ __all__ = ["BatchCost", "LargestBatch", "max_batch"]
 
 _PARTS = 64  # the largest batch is found to this part of its size
 _NAMED = 3  # roles that hold the most memory of the batch that does not fit
+_FARTHER = 4  # times as far from a guess that does not fit: a larger factor is better for worse guesses (not tuned)
+_LINES = 4  # lines through the floors of two batches: each takes a trace, and saves plans if the floor is not linear
 
 Make = Callable[[int], tuple[Callable[..., Any], tuple[Any, ...]]]
 """From a batch size to the function and its arguments."""
@@ -88,7 +95,7 @@ def max_batch(
     budget: int | float | str | None = None,
     speed: float = 0.5,
     most: int = 4096,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
     policy: PolicyName = "auto",
     host_budget: int | float | str | None = None,
     device_profile: str | None = None,
@@ -105,7 +112,9 @@ def max_batch(
         budget: bytes, or a size such as `"8GiB"`. None: the memory of the device.
         speed: the least samples per second of a plan, as a share of those of plain jit with its largest batch.
         most: larger batches are not tried.
-        progress: called as `progress(what, done, of)` before each batch that is planned; `of` is only about known.
+        progress: what is shown of a search that takes long, as in `tensile_jax.jit`. A function is called as
+            `progress(what, done, of)` whenever a batch was planned, with the number of samples in all batches that were planned,
+            and in those that will be, which is only about known.
         policy, host_budget, device_profile, state_memory: as in `tensile_jax.jit`.
         **jit_options: as in `jax.jit`, such as `donate_argnums=0`.
 
@@ -135,7 +144,9 @@ def max_batch(
     options = PlanOptions(
         budget=budget, policy=policy, host_budget=host_budget, device_profile=device_profile, state_memory=state_memory
     )
-    return find_largest(for_batch, options, jit_options, speed=float(speed), most=most, progress=progress)
+    name = getattr(make, "__name__", "the step")
+    with DISPLAY.call(name, progress):
+        return find_largest(for_batch, options, jit_options, speed=float(speed), most=most, progress=told_by(progress))
 
 
 def find_largest(
@@ -145,13 +156,14 @@ def find_largest(
     *,
     speed: float,
     most: int,
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> LargestBatch:
     """What `max_batch` describes, for a function that makes the step for each batch size."""
     budget = options.get("budget")
     if budget is not None and parse_budget(budget).nbytes is None:
         raise ValueError(f"budget={budget!r} is a share of a peak, and every batch has its own peak. Give a size such as '8GiB'.")
     search = _Search(make, options, jit_options, most, progress)
+    progress(TRACING, 0, 1)
     first = search.plan_of(1)
     if isinstance(first, BudgetTooSmall):
         raise first
@@ -163,13 +175,23 @@ def find_largest(
     plain = largest(fits_plain, most=most, known=0, guess=_guess(search.plain_peak_of, limit, most))
     costs = [search.plain_cost(plain)] if plain else []
     least = speed * costs[0].samples_per_s if plain else 0.0
+    known = max(plain, 1)
+    likely = _likely(search.floor_of, limit, known, most)
+    search.expect([*_doubled(known, likely), likely, likely + _near(likely)])
 
     def fits(batch_size: int) -> bool:
         cost = search.cost(batch_size)
         return cost is not None and cost.samples_per_s >= least
 
-    batch_size = largest(fits, most=most, known=max(plain, 1))
+    for size in _doubled(known, likely):  # these are shown
+        if not fits(size):
+            batch_size = _bisected(fits, known, size)
+            break
+        known = size
+    else:
+        batch_size = largest(fits, most=most, known=known, guess=likely)
     costs += [cost for size in _shown(2 * plain or 1, batch_size, plain) if (cost := search.cost(size)) is not None]
+    search.end()
     return LargestBatch(
         step.graph.name, step.options.policy, step.options.profile.name, limit, speed, plain, batch_size, batch_size == most,
         search.limit_of(batch_size, least), tuple(costs),
@@ -179,14 +201,15 @@ def find_largest(
 class _Search:
     """The steps, plans and peaks of the batch sizes that the search has tried. Each is traced and planned once."""
 
-    def __init__(self, make: Make, options: PlanOptions, jit_options: JitOptions, most: int, progress: Progress | None) -> None:
+    def __init__(self, make: Make, options: PlanOptions, jit_options: JitOptions, most: int, progress: Progress) -> None:
         self._make = make
         self._budget = options.get("budget")
         self._options: PlanOptions = {**options, "progress": False}
         self._jit_options = jit_options
         self._calls: dict[int, Any] = {}
         self._plans: dict[int, Plan | BudgetTooSmall] = {}
-        self._about = int(2 * log2(_PARTS)) + int(log2(most))
+        self._expected: set[int] | None = None  # which batches will be planned, once that is about known
+        self._most = most
         self._progress = progress
 
     @property
@@ -221,8 +244,6 @@ class _Search:
     def plan_of(self, batch_size: int) -> Plan | BudgetTooSmall:
         """The plan under the budget, or why there is none."""
         if batch_size not in self._plans:
-            if self._progress is not None:
-                self._progress(f"planning a batch of {batch_size}", len(self._plans), max(self._about, len(self._plans) + 1))
             calls, arguments = self._of(batch_size)
             if self._budget is None:
                 _device_bytes(calls.step(arguments, {}).compiler.device)  # refuses what cannot be searched
@@ -232,7 +253,28 @@ class _Search:
                 self._plans[batch_size] = plan if within else _too_small(batch_size, self.limit, plan)
             except BudgetTooSmall as refusal:
                 self._plans[batch_size] = refusal
+            self._tell()
         return self._plans[batch_size]
+
+    def expect(self, batch_sizes: Iterable[int]) -> None:
+        """These batches are likely to be planned, which is only told to the user."""
+        self._expected = {size for size in batch_sizes if size <= self._most}
+        self._tell()
+
+    def end(self) -> None:
+        """No more batches will be planned."""
+        self._expected = set()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the user how many samples the planned batches have, since a larger batch mostly takes longer to plan."""
+        if self._expected is not None:
+            self._progress(BATCHES, sum(self._plans), sum({*self._plans, *self._expected}))
+
+    def floor_of(self, batch_size: int) -> int:
+        """The least memory that any plan is known to need, but for forms of the step that evaluate large tensors in chunks."""
+        fitting = begin_to_predict(self.step_of(batch_size), Budget(self.limit, None))
+        return fitting.of(always_rewritten(fitting.step)).floor_bytes()
 
     def plain_peak_of(self, batch_size: int) -> int:
         """Plain jit's predicted peak."""
@@ -317,6 +359,41 @@ def _guess(peak_of: Callable[[int], int], limit: int, most: int) -> int | None:
     return max(1, min(most, int(few + (limit - peak_of(few)) * (many - few) / rise)))
 
 
+def _likely(floor_of: Callable[[int], int], limit: int, known: int, most: int) -> int:
+    """The largest batch of which a plan is likely to fit: the floor of the next one is above the limit.
+
+    The floor is taken to be linear between the largest batch of which it fits and the smallest of which it does not.
+    """
+    low, high = known, min(max(2 * known, 16), most)
+    floors = {low: floor_of(low), high: floor_of(high)}
+    for _ in range(_LINES):
+        rise = (floors[high] - floors[low]) / max(high - low, 1)
+        if rise <= 0:
+            return low
+        meets = max(known, min(most, int(low + (limit - floors[low]) / rise)))
+        if meets in floors:
+            return meets
+        floors[meets] = floor_of(meets)
+        below = [size for size in floors if floors[size] <= limit]
+        above = [size for size in floors if floors[size] > limit]
+        high = min(above, default=max(floors))
+        low = max(below, default=known) if above else sorted(floors)[-2]
+    return max((size for size in floors if floors[size] <= limit), default=known)
+
+
+def _doubled(known: int, likely: int) -> Iterator[int]:
+    """Twice `known`, twice that, and so on, below `likely`."""
+    size = 2 * known
+    while size < likely:
+        yield size
+        size *= 2
+
+
+def _near(batch_size: int) -> int:
+    """How near the largest batch is to be found."""
+    return max(1, batch_size // _PARTS)
+
+
 def largest(fits: Callable[[int], bool], *, most: int, known: int, guess: int | None = None) -> int:
     """The largest number up to `most` that fits, where every smaller one does; to 1/64 of its size.
 
@@ -327,13 +404,14 @@ def largest(fits: Callable[[int], bool], *, most: int, known: int, guess: int | 
     """
     low, high = known, max(2 * known, 1)
     if guess is not None and guess > known:
-        near = max(1, guess // _PARTS)
-        if fits(guess):
-            low, high = guess, min(guess + near, most) if guess < most else 2 * most
-        elif guess - near > known and fits(guess - near):
-            return _bisected(fits, guess - near, guess)
-        else:
-            return _bisected(fits, known, guess)
+        near = _near(guess)
+        if not fits(guess):
+            high, lower = guess, guess - near
+            while lower > known and not fits(lower):
+                high, near = lower, _FARTHER * near
+                lower = guess - near
+            return _bisected(fits, max(lower, known), high)
+        low, high = guess, min(guess + near, most) if guess < most else 2 * most
     while high < most and fits(high):
         low, high = high, 2 * high
     if high >= most:
@@ -347,7 +425,7 @@ def largest(fits: Callable[[int], bool], *, most: int, known: int, guess: int | 
 
 def _bisected(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest number that fits, where `low` does and `high` does not; to 1/64 of its size."""
-    while high - low > max(1, low // _PARTS):
+    while high - low > _near(low):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

@@ -20,6 +20,8 @@ from tensile_jax.memory_report.lives import find_lives
 from tensile_jax.memory_report.report import REPORT_VERSION, AtBudget, MemoryReport
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.comparison import SHARES
+from tensile_jax.progress.display import told_by
+from tensile_jax.progress.phases import BUDGETS, Progress
 from tensile_jax.tracebacks import hides_frames
 
 __all__ = ["memory"]
@@ -41,6 +43,7 @@ def memory(
     compile: bool = False,
     budgets: bool = False,
     device_profile: str | None = None,
+    progress: bool | Progress | None = None,
     **jit_options: Unpack[JitOptions],
 ) -> MemoryReport:
     """What `function` needs on the device under plain `jax.jit`, for these arguments. Nothing runs.
@@ -55,6 +58,7 @@ def memory(
         budgets: whether plans are made under some budgets, so that the report says what less memory costs. That takes about as
             long as six calls of `tensile_jax.jit(...).plan`.
         device_profile: name of a device profile, or path of a TOML file. Default: the profile of the device of the arguments.
+        progress: what is shown of a report that takes long, as in `tensile_jax.jit`.
         **jit_options: as in `jax.jit`, such as `donate_argnums=0`.
 
     Returns:
@@ -70,12 +74,11 @@ def memory(
     >>> report.predicted_peak_bytes == sum(part.nbytes for part in report.at_peak)
     True
     """
-    options = PlanOptions() if device_profile is None else PlanOptions(device_profile=device_profile)
-    calls = calls_of(function, options, jit_options)
+    calls = calls_of(function, PlanOptions(device_profile=device_profile, progress=progress), jit_options)
     with calls.showing():
         step = calls.step(args, dict(kwargs or {}))
         compiled = jit_peak_bytes(step) if compile else None
-        costs, smallest = _costs(step) if budgets else ((), None)
+        costs, smallest = _costs(step, told_by(progress)) if budgets else ((), None)
         hides = compile and _in_library_kernels(step)
     report = report_of(step, compiled_peak_bytes=compiled, budgets=costs, smallest_budget_bytes=smallest)
     return replace(report, notes=(*report.notes, _IN_LIBRARY)) if hides else report
@@ -167,19 +170,24 @@ def _in_library_kernels(step: Step) -> bool:
     return step.compiler.device.platform == "cpu" and _LIBRARY_KERNEL in step.plain_jit.sized().executable.as_text()
 
 
-def _costs(step: Step) -> tuple[tuple[AtBudget, ...], int | None]:
+def _costs(step: Step, progress: Progress) -> tuple[tuple[AtBudget, ...], int | None]:
     """What plans cost under shares of plain jit's peak, predicted, and the smallest budget that has a plan."""
     peak_bytes = step.planner.whole_peak_bytes(CompiledSizes())
     plain_us = step.planner.model.whole_us
     found: list[AtBudget] = []
     for share in SHARES:
+        progress(BUDGETS, len(found), len(SHARES) + 1)
         nbytes = max(int(share * peak_bytes), 1)
         try:
             plan = predict_fastest(step, Budget(nbytes, None)).plan
         except BudgetTooSmall as refusal:
+            progress(BUDGETS, len(SHARES) + 1, len(SHARES) + 1)
             return tuple(found), refusal.floor_bytes
         found.append(AtBudget(share, nbytes, plan.peak_bytes, round(plan.step_us / plain_us, 4)))
-    return tuple(found), _smallest(step)
+    progress(BUDGETS, len(SHARES), len(SHARES) + 1)
+    smallest = _smallest(step)
+    progress(BUDGETS, len(SHARES) + 1, len(SHARES) + 1)
+    return tuple(found), smallest
 
 
 def _smallest(step: Step) -> int:

@@ -95,9 +95,9 @@ class NnxFunction:
         """The peak of plain `flax.nnx.jit` for these arguments, in bytes. Compiles it, once."""
         return self._ask(self._planned.jit_peak_bytes, args, kwargs)
 
-    def report(self) -> Report:
+    def report(self, *, jit_step_us: float | None = None) -> Report:
         """See `PlannedFunction.report`."""
-        return self._planned.report()
+        return self._planned.report(jit_step_us=jit_step_us)
 
     def as_job(self, objects: Any) -> PureJob:
         """The job for `Runtime.submit(step, objects, batches, ...)`; the step takes the objects, and then a batch.

@@ -18,7 +18,7 @@ from tensile_jax.pages.page import Cell, Column, Page, Plot, Table, refuse_witho
 from tensile_jax.pages.traces import COLOURS, GRAY, Band, Span, Trace, Unit, area, bands, line, marked, spans, unit_of
 from tensile_jax.plan_format import Event, Plan, Segment
 from tensile_jax.plan_residency import Stay, at_peak, bytes_at_ends, residents, stays
-from tensile_jax.units import format_bytes
+from tensile_jax.units import format_bytes, times_plain_jit
 
 _SEGMENTS, _AGAIN, _OUT, _IN = "segments", "computes again", "to the host", "to the device"
 _LANES = (_SEGMENTS, _AGAIN, _OUT, _IN)
@@ -186,8 +186,10 @@ def _figures(plan: Plan) -> tuple[tuple[str, str], ...]:
         found.append(("budget", format_bytes(plan.budget_bytes)))
     if plan.jit_peak_bytes is not None:
         found.append(("plain jit's peak", format_bytes(plan.jit_peak_bytes)))
+    plain_us = plan.jit_step_us
+    over = f", {times_plain_jit(plan.step_us, plain_us)}" if plain_us and not plan.whole else ""
     found += [
-        ("step, predicted", f"{plan.step_us / 1e3:.4g} ms"), ("segments", str(len(plan.segments))),
+        ("step, predicted", f"{plan.step_us / 1e3:.4g} ms{over}"), ("segments", str(len(plan.segments))),
         ("copied in a step", format_bytes(plan.swapped_out_bytes + plan.swapped_in_bytes)),
         ("computed again", f"{plan.recomputed_us / 1e3:.4g} ms"),
     ]  # fmt: skip

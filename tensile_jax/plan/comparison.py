@@ -10,9 +10,10 @@ tensor may be in host memory from its update to its first use in the next iterat
 Peaks in bytes, times in microseconds, all predicted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import pairwise
 from os import PathLike
 from typing import Literal
 
@@ -22,13 +23,14 @@ from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
 from tensile_jax.plan.policies.registry import POLICIES, PolicyName
 from tensile_jax.plan.search.choice import LEAST
 from tensile_jax.plan_format import Plan
+from tensile_jax.progress.phases import POLICIES as EVERY_POLICY
 from tensile_jax.progress.phases import Progress
 from tensile_jax.tracebacks import hides_frames
 
 SHARES = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
 """Of vanilla's peak: the budgets that are compared."""
 
-_CURVE_POINTS = 10
+_CURVE_POINTS = 10  # about how many budgets the curve has: more take longer (`tensile compare resnet50`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Comparison:
         whole: plain `jax.jit`, as the planner predicts it.
         least: each policy with as little memory as it can manage with, and `auto` with that peak as its budget.
         budgets: every policy under shares of vanilla's peak.
-        curve: `auto` under budgets from the peak of the whole step down to the floor.
+        curve: `auto` under budgets from the peak of the whole step down to the floor: all of the above, and some between them.
     """
 
     program: str
@@ -155,14 +157,10 @@ def compare_policies(
     planner = planner.across_iterations()
     planners = {policy: planner.with_policy(policy) for policy in POLICIES}  # each finds its floor once
     others: list[PolicyName] = [p for p in POLICIES if p not in ("none", "auto")]
-    rounds = len(others) + len(shares) + _CURVE_POINTS
-    done = 0
 
-    def report_progress() -> None:
-        nonlocal done
-        done += 1
+    def tell(done: int, of: int) -> None:
         if progress is not None:
-            progress("planning with every policy", done, rounds)
+            progress(EVERY_POLICY, done, of)
 
     def planned(policy: PolicyName, limit: float) -> Plan | None:
         one = fastest(limit) if policy == "auto" else planners[policy]
@@ -176,7 +174,8 @@ def compare_policies(
         assert plan is not None  # every policy has a choice then
         return plan
 
-    vanilla = unlimited("none")
+    tell(0, 2 * len(shares) + _CURVE_POINTS)
+    vanilla, whole = unlimited("none"), unlimited("auto")
 
     def under(policy: PolicyName, limit: int) -> Entry | None:
         plan = planned(policy, limit)
@@ -187,38 +186,53 @@ def compare_policies(
         assert entry is not None  # every policy has a choice then
         return entry
 
-    least: list[tuple[Entry, Entry]] = []
-    for policy in others:
-        report_progress()
-        entry = with_least(policy)
-        least.append((entry, under("auto", entry.peak_bytes) or with_least("auto")))
+    least = [with_least(policy) for policy in others]
+    lowest = with_least("auto")
+    of_shares = [int(share * vanilla.peak_bytes) for share in shares]
+    asked = {*of_shares, *(entry.peak_bytes for entry in least), whole.peak_bytes}
+    limits = sorted(asked | _between(asked, lowest.peak_bytes, whole.peak_bytes), reverse=True)
+    parts = len(limits) + len(shares)
+    fast: dict[int, Entry | None] = {}  # `auto` under each limit
+    for limit in limits:
+        tell(len(fast), parts)
+        fast[limit] = under("auto", limit)
     budgets: list[AtBudget] = []
-    for share in shares:
-        report_progress()
-        nbytes = int(share * vanilla.peak_bytes)
-        entries = tuple(e for policy in POLICIES if policy != "none" and (e := under(policy, nbytes)) is not None)
+    for share, nbytes in zip(shares, of_shares, strict=True):
+        tell(len(limits) + len(budgets), parts)
+        under_it = (fast[nbytes] if policy == "auto" else under(policy, nbytes) for policy in POLICIES if policy != "none")
         bound = bounded.bound_us(nbytes, nothing)
         passive = passive_iteration(planner.model, nbytes)
         bound_eor = None if bound == float("inf") else bound / vanilla.step_us
+        entries = tuple(entry for entry in under_it if entry is not None)
         budgets.append(AtBudget(share, nbytes, entries, bound_eor, passive.step_us / vanilla.step_us))
-    whole, lowest = unlimited("auto"), with_least("auto")
-    curve: list[Entry] = []
-    for point in range(_CURVE_POINTS):
-        report_progress()
-        nbytes = int(whole.peak_bytes - (whole.peak_bytes - lowest.peak_bytes) * point / (_CURVE_POINTS - 1))
-        entry = under("auto", nbytes)
-        if entry is not None:
-            curve.append(entry)
+    tell(parts, parts)
+    curve = [entry for limit in limits if limit <= whole.peak_bytes and (entry := fast[limit]) is not None]
     return Comparison(
         program=planner.graph.name,
         device_profile=planner.profile.name,
         state_memory=planner.state_memory,
         vanilla=entry_of(vanilla, "none", None, vanilla),
         whole=entry_of(whole, "auto", None, vanilla),
-        least=tuple(least),
+        least=tuple((entry, fast[entry.peak_bytes] or lowest) for entry in least),
         budgets=tuple(budgets),
         curve=(*_fastest_under_each(curve), lowest),
     )
+
+
+def _between(limits: Collection[int], lowest: int, highest: int) -> set[int]:
+    """Limits that fill the gaps which `limits` leave between the lowest and the highest.
+
+    With these, limits are about as dense as `_CURVE_POINTS` evenly spaced ones.
+    """
+    if highest <= lowest:
+        return set()
+    spacing = (highest - lowest) / (_CURVE_POINTS - 1)
+    known = sorted({lowest, highest, *(limit for limit in limits if lowest < limit < highest)})
+    found: set[int] = set()
+    for low, high in pairwise(known):
+        parts = round((high - low) / spacing)
+        found.update(int(low + (high - low) * part / parts) for part in range(1, parts))
+    return found
 
 
 def _fastest_under_each(entries: Sequence[Entry]) -> list[Entry]:

@@ -19,6 +19,8 @@ Progress = Callable[[str, int, int], None]
 TRACING, PLAIN_JIT, PLANNING = "tracing", "compiling plain jit", "planning"
 IN_LINE = "waiting to be planned"
 """The phase of a job that was traced, while other jobs are planned."""
+BATCHES, POLICIES, BUDGETS = "planning batches, in samples", "planning with every policy", "planning under several budgets"
+"""The phases of `max_batch`, of a comparison, and of a report on memory that has the costs of budgets."""
 _COMPILING = "compiling "
 
 _FIRST_CALL = 3.4
@@ -39,7 +41,7 @@ def phase_words(what: str, done: int, of: int) -> str:
         return f"compiling {part} of {of} {what.removeprefix(_COMPILING)}"
     if of <= 1:
         return what
-    return f"{what} {part} of {'about ' if what == PLANNING else ''}{of}"
+    return f"{what} {part} of {'about ' if what in (PLANNING, BATCHES) else ''}{of}"
 
 
 def phase_title(what: str, of: int) -> str:
@@ -76,7 +78,7 @@ class CallPhases:
 
     def told(self, what: str, done: int, of: int, now_s: float) -> "CallPhases":
         """The same call, which has been told this now."""
-        goes_on = what == self.what and of == self.of and done >= self.done
+        goes_on = what == self.what and done >= self.done and (of == self.of or done > 0)
         since_s = self.since_s if goes_on else now_s
         plain_jit_s = now_s - since_s if what == PLAIN_JIT and done >= of and goes_on else self.plain_jit_s
         return replace(self, what=what, done=done, of=of, since_s=since_s, told_s=now_s, plain_jit_s=plain_jit_s)
@@ -88,7 +90,7 @@ class CallPhases:
 
     def left_s(self, now_s: float) -> float | None:
         """About how many seconds the phase, or the whole call, will still take; None if that is not known."""
-        if self.what.startswith(_COMPILING) and 0 < self.done < self.of:
+        if self.what != PLANNING and 0 < self.done < self.of:
             each_s = (self.told_s - self.since_s) / self.done
             return max(0.0, each_s * (self.of - self.done) - (now_s - self.told_s))
         if self.plain_jit_s is None:
@@ -102,9 +104,14 @@ class CallPhases:
         >>> begun.told("compiling segments", 3, 12, 16.0).text(17.0)
         'train_step: compiling 4 of 12 segments, 17 s so far, about 17 s more'
         """
+        more = self.more_text(now_s)
+        so_far = f"{_seconds(now_s - self.began_s)} so far{', ' if more else ''}{more}"
+        return f"{self.name}: {phase_words(self.what, self.done, self.of)}, {so_far}"
+
+    def more_text(self, now_s: float) -> str:
+        """About how long the phase, or the whole call, will still take; empty if that is not known, or less than a second."""
         left_s = self.left_s(now_s)
-        more = f", about {_seconds(left_s)} more" if left_s is not None and left_s >= 1 else ""
-        return f"{self.name}: {phase_words(self.what, self.done, self.of)}, {_seconds(now_s - self.began_s)} so far{more}"
+        return f"about {_seconds(left_s)} more" if left_s is not None and left_s >= 1 else ""
 
 
 def _seconds(seconds: float) -> str:

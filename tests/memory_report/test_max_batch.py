@@ -1,6 +1,7 @@
 """The largest batch of a step of the user's own."""
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.memory_report import largest_batch
+from tensile_jax.progress.phases import BATCHES, TRACING
 from tests.memory_report.small_functions import WIDTH, shape
 
 BUDGET = "400KiB"
@@ -91,3 +93,34 @@ def test_wrong_arguments_are_refused() -> None:
 def test_a_guess_changes_how_long_the_search_takes_and_not_what_it_finds(answer: int, guess: int) -> None:
     found = largest_batch.largest(lambda n: n <= answer, most=4096, known=0, guess=guess)
     assert found <= answer <= found + max(1, found // 64)
+
+
+def test_few_batches_are_planned_and_the_user_is_told_how_many_samples_are_left() -> None:
+    told: list[tuple[str, int, int]] = []
+    found = tensile.max_batch(
+        make, budget=BUDGET, device_profile="cpu", donate_argnums=0, progress=lambda *phase: told.append(phase)
+    )
+    done = [done for what, done, _ in told if what == BATCHES]
+    planned = [later - before for before, later in pairwise(done) if later > before]
+    assert told[0] == (TRACING, 0, 1) and told[-1] == (BATCHES, done[-1], done[-1])
+    assert found.batch_size in planned and len(planned) <= 6
+
+
+LINES = {
+    "a line": lambda n: 10 + 3 * n,
+    "a line with a step": lambda n: 10 + 3 * n + 40 * (n > 20),
+    "a parabola": lambda n: n * n,
+    "steps": lambda n: 16 * (n // 16),
+    "falling": lambda n: 500 - n,
+    "constant": lambda n: 7,
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("limit", [20, 100, 311, 312, 100_000])
+@pytest.mark.parametrize("known", [1, 3, 40])
+def test_a_likely_batch_is_one_that_may_be_asked_for(line: str, limit: int, known: int) -> None:
+    likely = largest_batch._likely(LINES[line], limit, known, 4096)
+    assert known <= likely <= 4096
+    if line == "a line" and LINES[line](known) <= limit:
+        assert likely == min((limit - 10) // 3, 4096)

@@ -1,6 +1,6 @@
 """What is said of a call that takes long, and about how long it will still take."""
 
-from tensile_jax.progress.phases import CallPhases, phase_title, phase_words
+from tensile_jax.progress.phases import BATCHES, POLICIES, CallPhases, phase_title, phase_words
 
 BEGUN = CallPhases("train_step", 100.0, since_s=100.0, told_s=100.0)
 
@@ -47,3 +47,16 @@ def test_a_phase_that_comes_again_begins_anew() -> None:
     call = call.told("compiling segments", 0, 2, 120.0)
     assert (call.since_s, call.share, call.left_s(121.0)) == (120.0, 0.0, None)
     assert call.told("compiling segments", 1, 2, 123.0).left_s(123.0) == 3.0
+
+
+def test_every_phase_of_several_parts_says_how_long_it_will_take_but_for_plans_whose_number_is_a_guess() -> None:
+    call = BEGUN.told(POLICIES, 0, 20, 110.0).told(POLICIES, 5, 20, 120.0)
+    assert call.text(120.0) == "train_step: planning with every policy 6 of 20, 20 s so far, about 30 s more"
+    assert BEGUN.told("planning", 0, 4, 110.0).told("planning", 2, 4, 120.0).left_s(120.0) is None
+
+
+def test_a_phase_goes_on_when_it_turns_out_to_have_more_parts() -> None:
+    call = BEGUN.told(BATCHES, 1, 100, 110.0).told(BATCHES, 51, 151, 160.0)
+    assert (call.since_s, call.more_text(160.0)) == (110.0, "about 98 s more")
+    assert call.text(160.0) == "train_step: planning batches, in samples 52 of about 151, 60 s so far, about 98 s more"
+    assert call.told(BATCHES, 151, 151, 200.0).more_text(200.0) == ""

@@ -1,4 +1,4 @@
-"""`tensile compare`: plans a model's step with every policy under many budgets, and writes tables, a JSON file and a picture.
+"""`tensile compare`: plans a step with every policy under many budgets, and writes tables, a JSON file and a picture.
 
 A policy is a method of planning. `auto` is this project's own; the others are known methods to compare it with.
 """
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tensile_jax.cli.errors import Refusal
 from tensile_jax.cli.formatting import format_us, readable_console, table_of
-from tensile_jax.cli.options import Limits, ModelChoice, device_profile_option, html_option, takes_model, writable_file
+from tensile_jax.cli.options import Limits, ModelChoice, OwnStep, device_profile_option, html_option, takes_step, writable_file
 from tensile_jax.cli.progress import Phases
 from tensile_jax.plan_format import save_json
 from tensile_jax.progress.stderr import stderr_console
@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # at run time this would import NumPy
     from tensile_jax.plan.comparison import AtBudget, Comparison, Entry
 
 
-@click.command(short_help="Plan a model's step with every policy.")
-@takes_model
+@click.command(short_help="Plan a step with every policy.")
+@takes_step
 @device_profile_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 @click.option(
@@ -35,13 +35,16 @@ if TYPE_CHECKING:  # at run time this would import NumPy
 )
 @html_option
 def compare(
-    model: ModelChoice,
+    source: ModelChoice | OwnStep,
     device_profile: str | None,
     output: Path | None,
     picture: Path | None,
     html: Path | None,
 ) -> None:
-    """Plan MODEL's step with every policy, under many budgets, without running it.
+    """Plan a step with every policy, under many budgets, without running it.
+
+    MODEL is one of the models of tensile run. MODULE:FUNCTION is a function of yours that returns (step, args), with arrays or
+    jax.ShapeDtypeStructs as args, or what an entrypoint of a job returns.
 
     MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". Every policy may keep state in
     host memory between two iterations (--state-memory any), which the paper's own needs. All of it is predicted from the device
@@ -49,14 +52,14 @@ def compare(
     """
     if picture is not None and find_spec("matplotlib") is None:
         raise Refusal("--picture needs matplotlib: pip install 'tensile_jax[plot]'")
-    from tensile_jax.cli.run.single_model import planned_step  # imports JAX
+    from tensile_jax.cli.run.step_source import calls_of_step, find_step  # imports JAX
+    from tensile_jax.exec.fitting.forms import compare_forms
 
     limits = Limits(None, "auto", device_profile, "any")
     with Phases(stderr_console()) as phases:
         phases.begin("tracing")
-        built = model.build()
-        made = planned_step(built, limits, phases=phases).compare(built.state_shape, built.batch_shape)
-    title = f"{model.name}, batch {model.batch_size}"
+        found = find_step(source)
+        made = compare_forms(calls_of_step(found, limits, phases).step(found.args, {}))
     if output is not None:
         save_json(made, output)
     if html is not None:
@@ -65,9 +68,9 @@ def compare(
     if picture is not None:
         from tensile_jax.cli.pictures.tradeoff import draw  # imports matplotlib
 
-        drawn = draw(made, picture, title=title)
+        drawn = draw(made, picture, title=source.title)
     console = readable_console(110)
-    console.print(_least_table(made, title=title))
+    console.print(_least_table(made, title=source.title))
     console.print(_budgets_table(made))
     if output is not None:
         click.echo(f"Written to {output}")

@@ -94,7 +94,7 @@ def max_batch(
 
     def make(batch_size: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         found = find_step(with_batch_size(source, batch_size))
-        return found.step if found.donated is None else jax.jit(found.step, donate_argnums=found.donated), found.args
+        return found.step if found.donated is None else jax.jit(found.step, **found.jit_options), found.args
 
     with Phases(stderr_console()) as phases:
         found = find_largest(make, options, JitOptions(), speed=speed, most=most, progress=phases.update)

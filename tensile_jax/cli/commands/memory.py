@@ -30,16 +30,20 @@ def memory(
     jax.ShapeDtypeStructs as args, or what an entrypoint of a job returns. Nothing runs.
     """
     from tensile_jax.cli.run.step_source import find_step  # imports JAX
-    from tensile_jax.exec.call.options import JitOptions
     from tensile_jax.memory_report.memory import memory as report_on
 
     with Phases(stderr_console()) as phases:
         phases.begin("tracing")
         found = find_step(source)
-        if compiles or budgets:
-            phases.begin(" and ".join(["compiling plain jit"] * compiles + ["planning under six budgets"] * budgets))
-        options = JitOptions() if found.donated is None else JitOptions(donate_argnums=found.donated)
-        report = report_on(found.step, *found.args, compile=compiles, budgets=budgets, device_profile=device_profile, **options)
+        report = report_on(
+            found.step,
+            *found.args,
+            compile=compiles,
+            budgets=budgets,
+            device_profile=device_profile,
+            progress=phases.update,
+            **found.jit_options,
+        )
     if output is not None:
         output.write_text(report.to_json() + "\n")
     if html is not None:

@@ -1,4 +1,4 @@
-"""`tensile plan`: plans a model's step, or several jobs that share a budget, without running them."""
+"""`tensile plan`: plans a step, or several jobs that share a budget, without running them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import click
 
 from tensile_jax.cli.formatting import readable_console
 from tensile_jax.cli.jobs_file import read_jobs_file, refuse_sharded_jobs
-from tensile_jax.cli.options import Limits, ModelChoice, takes_limits, takes_model_or_jobs, writable_file
+from tensile_jax.cli.options import Limits, ModelChoice, OwnStep, takes_limits, takes_step_or_jobs, writable_file
 from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.report import plan_lines, plan_table
 from tensile_jax.plan_format import save_json
@@ -16,13 +16,16 @@ from tensile_jax.progress.stderr import stderr_console
 _READABLE_WIDTH = 120
 
 
-@click.command(short_help="Plan a model's step, or several jobs, without running them.")
-@takes_model_or_jobs(for_jobs=(), for_both=("output",))
+@click.command(short_help="Plan a step, or several jobs, without running them.")
+@takes_step_or_jobs(for_jobs=(), for_both=("output",), own_steps=True)
 @takes_limits
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
-def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> None:
-    """Plan MODEL (bert, cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16) without running it, or
-    all jobs of the file JOBS.toml under their budget.
+def plan(source: ModelChoice | OwnStep | Path, limits: Limits, output: Path | None) -> None:
+    """Plan the step of MODEL (bert, cnn, densenet121, gpt, gpt_scan, inceptionv3, inceptionv4, mlp, resnet50, vgg16), or your
+    own, without running it, or all jobs of the file JOBS.toml under their budget.
+
+    MODULE:FUNCTION is a function of yours that returns (step, args), with arrays or jax.ShapeDtypeStructs as args, or what an
+    entrypoint of a job returns.
 
     Workspaces are estimates, and with them the peak, since nothing is compiled. Only for JOBS.toml, a budget in per cent
     compiles plain jit, unless the profile is that of another device. tensile run --plan starts from what is written here,
@@ -32,26 +35,27 @@ def plan(source: ModelChoice | Path, limits: Limits, output: Path | None) -> Non
     if isinstance(source, Path):
         _plan_jobs(source, output)
     else:
-        _plan_model(source, limits, output)
+        _plan_step(source, limits, output)
 
 
-def _plan_model(model: ModelChoice, limits: Limits, output: Path | None) -> None:
-    from tensile_jax.cli.run.single_model import planned_step  # imports JAX
+def _plan_step(source: ModelChoice | OwnStep, limits: Limits, output: Path | None) -> None:
+    from tensile_jax.cli.run.step_source import calls_of_step, find_step  # imports JAX
+    from tensile_jax.exec.fitting.forms import bound_us
 
     with Phases(stderr_console()) as phases:
         phases.begin("tracing")
-        built = model.build()
-        step = planned_step(built, limits, phases=phases)
-        made = step.plan(built.state_shape, built.batch_shape)
+        found = find_step(source)
+        calls = calls_of_step(found, limits, phases)
+        made = calls.plan(found.args, {})
         phases.begin("bounding what any plan can do")
-        made = replace(made, bound_us=step.bound_us(built.state_shape, built.batch_shape))
+        made = replace(made, bound_us=bound_us(calls.step(found.args, {}), calls.budget))
     if output is not None:
         made.save(output)
     click.echo(str(made))
     if output is not None:
-        click.echo(
-            f"Written to {output}; see it with: tensile show {output}; start from it with: tensile run ... --plan {output}"
-        )
+        is_model = isinstance(source, ModelChoice)
+        start = f"tensile run ... --plan {output}" if is_model else f'tensile.jit(step, plan=tensile.Plan.load("{output}"))'
+        click.echo(f"Written to {output}; see it with: tensile show {output}; start from it with: {start}")
 
 
 def _plan_jobs(file: Path, output: Path | None) -> None:

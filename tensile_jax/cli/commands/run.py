@@ -23,7 +23,7 @@ from tensile_jax.cli.options import (
     ModelChoice,
     refuse_typed,
     takes_limits,
-    takes_model_or_jobs,
+    takes_step_or_jobs,
     writable_file,
 )
 from tensile_jax.cli.progress import Phases
@@ -37,7 +37,7 @@ _READABLE_WIDTH = 130
 
 
 @click.command(short_help="Train a model, or several jobs, under a budget.")
-@takes_model_or_jobs(for_jobs=("output", "resume"), for_both=("compile_cache", "as_json"), required=False)
+@takes_step_or_jobs(for_jobs=("output", "resume"), for_both=("compile_cache", "as_json"), own_steps=False, required=False)
 @takes_limits
 @click.option("--steps", metavar="N", type=POSITIVE_COUNT, default=10, show_default=True, help="Steps to train.")
 @click.option("--save-plan", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Keep the plan.")

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tensile_jax.cli.formatting import format_accuracy, format_losses, format_share, format_us, job_table
 from tensile_jax.runtime_records import JobState
-from tensile_jax.units import format_bytes
+from tensile_jax.units import format_bytes, times_plain_jit
 
 # -- one model ----------------------------------------------------------------------------------------------------------------
 
@@ -27,7 +27,8 @@ class Outcome:
     """A finished or interrupted training of one model.
 
     `peak_bytes`, `step_us`, `stall_us`, `recomputed_us` are measured; `predicted_...` are the plan's, but
-    `predicted_jit_step_us`, which is plain jit's. `step_us` is the median without the first step.
+    `predicted_jit_step_us`, which is plain jit's, and null where a saved plan does not say it. `step_us` is the median without
+    the first step.
     """
 
     model: str
@@ -47,7 +48,7 @@ class Outcome:
     jit_peak_bytes: int | None
     step_us: float | None
     predicted_step_us: float
-    predicted_jit_step_us: float
+    predicted_jit_step_us: float | None
     stall_us: float
     swapped_bytes: int
     passive_swap_ins: int
@@ -67,14 +68,17 @@ def outcome_table(outcome: Outcome) -> Table:
     """A table of two columns: the name of a value, and the value."""
     o = outcome
     jit = "" if o.jit_peak_bytes is None else f", {format_share(o.peak_bytes, o.jit_peak_bytes)} of plain jit's"
+    plain_us = o.predicted_jit_step_us
+    over = f", {times_plain_jit(o.predicted_step_us, plain_us)}" if plain_us else ""
     first, last = ("none" if loss is None else f"{loss:.4f}" for loss in (o.loss_first, o.loss_last))
     rows = {
         "steps": f"{o.steps_done} of {o.steps_asked} (interrupted)" if o.interrupted else str(o.steps_done),
         "peak measured": f"{format_bytes(o.peak_bytes)}{jit}",
         "peak predicted": format_bytes(o.predicted_peak_bytes),
         "budget": "none" if o.budget_bytes is None else format_bytes(o.budget_bytes),
-        "step time": ("one step is too few to tell" if o.step_us is None else format_us(o.step_us))
-        + f" (predicted: {format_us(o.predicted_step_us)}; plain jit: {format_us(o.predicted_jit_step_us)})",
+        "step measured": "one step is too few to tell" if o.step_us is None else format_us(o.step_us),
+        "step predicted": format_us(o.predicted_step_us) + over,
+        **({"plain jit predicted": format_us(plain_us)} if plain_us else {}),
         "waiting for copies": f"{format_us(o.stall_us)} a step",
         "swapped": f"{format_bytes(o.swapped_bytes)} a step, both ways",
         "recomputed": f"{format_us(o.recomputed_us)} a step",
@@ -172,15 +176,18 @@ class JobsOutcome:
 def jobs_table(outcome: JobsOutcome) -> Table:
     """A row for each job."""
     tested = any(job.test_accuracy is not None for job in outcome.jobs)
-    columns = ("steps", "loss", "peak", "planned", "time", *(["test"] if tested else []))
-    table = job_table(len(outcome.jobs), outcome.device, *columns)
+    timed = any(job.step_us is not None for job in outcome.jobs)
+    columns = ("steps", "loss", "peak", *(("step", "plain\njit") if timed else ()), "time", *(["test"] if tested else []))
+    caption = "step: measured, other jobs' launches included; plain jit: its step, predicted" if timed else None
+    table = job_table(len(outcome.jobs), outcome.device, *columns, caption=caption)
     table.add_column("ended", no_wrap=True, min_width=len("cancelled"))
     for job in outcome.jobs:
         table.add_row(
             job.name,
             f"{job.steps_done}/{job.steps_asked}",
             format_losses(job.loss_first, job.loss_last),
-            *(format_bytes(nbytes) if nbytes else "" for nbytes in (job.peak_bytes, job.planned_peak_bytes)),
+            format_bytes(job.peak_bytes) if job.peak_bytes else "",
+            *(format_us(float(f"{us:.3g}")) if us else "" for us in (job.step_us, job.predicted_jit_step_us) if timed),
             f"{job.time_s:.1f} s",
             *([format_accuracy(job.test_accuracy)] if tested else []),
             job.state,
@@ -205,17 +212,22 @@ def jobs_lines(outcome: JobsOutcome) -> Sequence[str]:
     if any(job.state != "finished" for job in outcome.jobs):
         why = "Interrupted" if outcome.interrupted else "Not all jobs have finished"
         lines.append(f"{why}; go on with: tensile run --resume {shlex.quote(outcome.folder)}")
-    for job in outcome.jobs:
-        if job.step_us is not None and job.predicted_step_us is not None and job.predicted_jit_step_us is not None:
-            lines.append(
-                f"{job.name}: a step took {format_us(job.step_us)}, other jobs' launches included "
-                f"(predicted, alone: {format_us(job.predicted_step_us)}; plain jit: {format_us(job.predicted_jit_step_us)})"
-            )
+    lines += [f"{job.name}: planned {planned}" for job in outcome.jobs if (planned := _planned(job))]
     for job in outcome.jobs:
         log = f"; see {outcome.folder}/jobs/{job.name}/log.txt" if job.state == "failed" else ""
         if job.note or log:
             lines.append(f"{job.name} {job.state}: {job.note or 'without a reason'}{log}")
     return [*lines, f"Run folder: {outcome.folder}"]
+
+
+def _planned(job: JobOutcome) -> str:
+    """What the job's last plan predicts; empty if that is not known."""
+    parts = [] if not job.planned_peak_bytes else [f"for {format_bytes(job.planned_peak_bytes)}"]
+    if job.predicted_step_us is not None:
+        parts.append(f"to take {format_us(job.predicted_step_us)} a step without other jobs")
+        if job.predicted_jit_step_us:
+            parts.append(f"{times_plain_jit(job.predicted_step_us, job.predicted_jit_step_us)}, predicted")
+    return ", ".join(parts)
 
 
 # -- several jobs, planned ----------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def _outcome(config: RunConfig, folder: RunFolder, runtime: Runtime, run: "JobsR
                 time_s=progress.time_s,
                 step_us=None if report is None else report.step_us,
                 predicted_step_us=None if report is None else report.predicted_step_us,
-                predicted_jit_step_us=None if report is None else report.predicted_jit_step_us or None,
+                predicted_jit_step_us=None if report is None else report.predicted_jit_step_us,
                 test_accuracy=accuracies.get(entry.name),
             )
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from tensile_jax.api import PlannedFunction, jit
+from tensile_jax.api import jit
 from tensile_jax.atomic_file import try_to_write
 from tensile_jax.cli.errors import Refusal, refusing_options
 from tensile_jax.cli.formatting import format_us
@@ -27,7 +27,6 @@ from tensile_jax.cli.run.job_source import compile_plain, model_of, shapes_of
 from tensile_jax.cli.run.report import Outcome, PlainJob
 from tensile_jax.cli.signals import StopRequest, stopping_on_signals
 from tensile_jax.exec.transfer import to_device
-from tensile_jax.installed_models import Model
 from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes
 
@@ -49,23 +48,11 @@ def keep_compiled(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # JAX would otherwise skip programs that compile fast
 
 
-def planned_step(model: Model, limits: Limits, *, phases: Phases | None, saved: Plan | None = None) -> PlannedFunction:
-    """The model's step under the limits; `phases` shows what its first call does, or nothing does."""
-    with refusing_options():
-        return jit(
-            model.step,
-            **asdict(limits),
-            plan=saved,
-            progress=False if phases is None else phases.update,
-            donate_argnums=0,
-        )
-
-
 def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | None, phases: Phases) -> tuple[Outcome, Plan]:
     """Train the model under the limits, and return the outcome and the plan of the last step."""
     model = choice.build()
-    step = planned_step(model, limits, phases=phases, saved=saved)
     with refusing_options():
+        step = jit(model.step, **asdict(limits), plan=saved, progress=phases.update, donate_argnums=0)
         next(model.batches())  # so that an error in the input is raised before compiling
     state = model.init()
     phases.begin("tracing")
@@ -101,7 +88,7 @@ def run_model(choice: ModelChoice, limits: Limits, *, steps: int, saved: Plan | 
         jit_peak_bytes=plan.jit_peak_bytes,
         step_us=training.step_us,
         predicted_step_us=plan.step_us,
-        predicted_jit_step_us=step.jit_step_us(model.state_shape, model.batch_shape),
+        predicted_jit_step_us=plan.jit_step_us,
         stall_us=report.stall_us,
         swapped_bytes=report.swapped_bytes,
         passive_swap_ins=report.passive_swap_ins,

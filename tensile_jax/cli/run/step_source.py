@@ -8,15 +8,19 @@ makes a model's first state; no step runs.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
 
-from tensile_jax.cli.errors import Refusal
-from tensile_jax.cli.options import ModelChoice, OwnStep
+from tensile_jax.cli.errors import Refusal, refusing_options
+from tensile_jax.cli.options import Limits, ModelChoice, OwnStep
+from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import find_modules_here
 from tensile_jax.exec.actor.entrypoint import Entrypoint
+from tensile_jax.exec.call.options import JitOptions, PlanOptions
+from tensile_jax.exec.call.planned_calls import PlannedCalls
+from tensile_jax.memory_report.memory import calls_of
 from tensile_jax.trace import shape_struct
 
 
@@ -27,6 +31,11 @@ class FoundStep:
     step: Callable[..., Any]
     args: tuple[Any, ...]
     donated: int | None
+
+    @property
+    def jit_options(self) -> JitOptions:
+        """What `jax.jit` is to be told of the step."""
+        return JitOptions() if self.donated is None else JitOptions(donate_argnums=self.donated)
 
 
 def find_step(source: ModelChoice | OwnStep, *, to_run: bool = False) -> FoundStep:
@@ -48,6 +57,16 @@ def find_step(source: ModelChoice | OwnStep, *, to_run: bool = False) -> FoundSt
         return _found(made, source.target, to_run=to_run)
     except (ImportError, TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
+
+
+def calls_of_step(found: FoundStep, limits: Limits, phases: Phases) -> PlannedCalls:
+    """The calls of the step under the limits; `phases` shows what tracing and planning does.
+
+    Raises:
+        Refusal: the limits contradict each other, or name what does not exist.
+    """
+    with refusing_options():
+        return calls_of(found.step, PlanOptions(**asdict(limits), progress=phases.update), found.jit_options)
 
 
 def with_batch_size(source: ModelChoice | OwnStep, batch_size: int) -> ModelChoice | OwnStep:

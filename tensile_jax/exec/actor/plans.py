@@ -73,7 +73,6 @@ class PlanSummary:
         offloaded: the state tensors that `OffloadState` keeps on the host between their uses.
         may_be_offloaded: (tensor, bytes) of each state tensor that could be kept on the host and is not kept there yet.
         copies: the numbers of the moves that start copies.
-        jit_step_us: the predicted time of a step of plain jit; zero if it is not known.
     """
 
     id: PlanId
@@ -84,4 +83,3 @@ class PlanSummary:
     offloaded: frozenset[TensorId] = frozenset()
     may_be_offloaded: tuple[tuple[TensorId, int], ...] = ()
     copies: frozenset[int] = frozenset()
-    jit_step_us: float = 0.0

@@ -65,7 +65,6 @@ class ProfiledPlan:
             self.offloaded,
             self.may_be_offloaded(),
             frozenset(i for i, one in enumerate(code, start=1) if isinstance(one, StartSwapOut | StartSwapIn)),
-            self.step.planner.whole_us,
         )
 
 

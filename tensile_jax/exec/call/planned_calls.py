@@ -328,13 +328,20 @@ class PlannedCalls:
         """The budget that the user gave."""
         return self._request.budget
 
-    def report(self) -> Report:
-        """What was measured of the plan of the latest call."""
+    def report(self, jit_step_us: float | None = None) -> Report:
+        """What was measured of the plan of the latest call, beside what the user has measured of plain jit."""
         step = None if self._latest is None else self._planned.get(self._latest)
         if step is None or not step.runner.observations:
             raise RuntimeError("There is nothing to report before the first call.")
         drift = None if step.followed is None else step.followed.drift(step.plan)
-        return report_of(step.runner, trace_s=step.traced.trace_s, drift=drift, paces_us=tuple(step.paces_us))
+        return report_of(
+            step.runner,
+            name=self._name,
+            trace_s=step.traced.trace_s,
+            drift=drift,
+            paces_us=tuple(step.paces_us),
+            jit_step_us=jit_step_us,
+        )
 
     def forget(self) -> None:
         """Forget every trace and plan."""

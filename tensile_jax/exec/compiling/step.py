@@ -21,7 +21,7 @@ from tensile_jax.exec.transfer import divided_as, is_divided
 from tensile_jax.ir import Graph, OperatorId
 from tensile_jax.plan import Choice, DeviceProfile, Planner, PolicyName
 from tensile_jax.plan.analysis.access import AccessSequence
-from tensile_jax.plan.analysis.corrections import Corrections
+from tensile_jax.plan.analysis.corrections import Corrections, no_corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import Progress
@@ -139,6 +139,18 @@ class Step:
         if model.most_iterations > _MOST_ITERATIONS:
             return False
         return self.traced.devices > 1 or model.profile.launch_us > _LONG_LAUNCH * model.whole_us
+
+    @property
+    def jit_step_us(self) -> float:
+        """The predicted microseconds of a step of plain jit, whatever the form of this step.
+
+        If the latencies of this step are corrected by measurements, plain jit's time is corrected in the same ratio.
+        """
+        mine, plain_us = self.planner.model, self.origin.planner.whole_us
+        if mine.corrections.change_nothing:
+            return plain_us
+        predicted_us = self.once("uncorrected", lambda: mine.corrected(no_corrections(len(mine.graph.operators))).whole_us)
+        return plain_us * mine.whole_us / predicted_us
 
     def whole_call(self) -> Callable[..., Any]:
         """What runs the step as one executable: plain `jax.jit`'s own, called so that it takes all arguments of the step."""

@@ -462,7 +462,7 @@ class Fitting:
         return CompiledPlan(self.step, choice, plan, launched or plan, executables, self._spent)
 
     def _with_basis(self, plan: Plan) -> Plan:
-        """The plan, which says what its budget was computed from, and what was done to the step."""
+        """The plan, which says what its budget was computed from, what was done to the step, and what plain jit takes."""
         budget, traced = self.budget_in_bytes(), self.step.traced
         mine = budget is not None and budget.nbytes == plan.budget_bytes
         basis = budget.basis if budget is not None and mine else plan.budget_basis
@@ -470,6 +470,7 @@ class Fitting:
         if self.options.launch == "program" and plan.launch == "segments" and not plan.whole:
             notes += (_NOT_JOINED,)
         plan = replace(plan, budget_basis=basis, notes=(*notes, *plan.notes), devices=traced.devices)
+        plan = replace(plan, jit_step_us=round(self.step.jit_step_us, 3))
         return plan if plan.whole else self._with_loops(plan)
 
     def _with_loops(self, plan: Plan) -> Plan:

@@ -84,12 +84,13 @@ def job_report(job: StoredJob, dispatcher: Dispatcher) -> JobReport:
     plan, measured = job.in_use.plan, dispatcher.measured.get(job.number) or JobMeasurements()
     passive_swap_ins, out_of_memory = job.actor.counts()
     return JobReport(
+        name=now.name,
         step=now.step,
         peak_bytes=now.peak_bytes,
         predicted_peak_bytes=plan.peak_bytes,
         step_us=statistics.median(measured.step_us.copy()) if measured.step_us else None,
         predicted_step_us=plan.step_us,
-        predicted_jit_step_us=job.in_use.jit_step_us,
+        predicted_jit_step_us=plan.jit_step_us,
         swapped_bytes=now.swapped_bytes,
         stall_us=now.stall_us,
         passive_swap_ins=passive_swap_ins,

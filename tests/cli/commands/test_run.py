@@ -38,8 +38,9 @@ def test_run_without_a_budget_prints_a_table(tmp_path: Path) -> None:
     assert done.exit_code == 0
     for text in ("mlp on ", "peak measured", "the step runs whole, as plain jit", "test accuracy", "tensile show"):
         assert text in done.stdout
-    step_time = next(line for line in done.stdout.splitlines() if "step time" in line)
-    assert re.search(r"\d m?u?s \(predicted: [\d.]+ m?u?s; plain jit: [\d.]+ m?u?s\)", step_time), step_time
+    assert re.search(r"step measured +│ [\d.]+ m?u?s ", done.stdout)
+    assert re.search(r"step predicted +│ [\d.]+ m?u?s, 1.00 times plain jit's time ", done.stdout)
+    assert re.search(r"plain jit predicted +│ [\d.]+ m?u?s ", done.stdout)
     assert "training: 2/2 loss" in done.stderr
     assert Plan.load(tmp_path / "plan.json").whole
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,7 +115,8 @@ def test_jobs_run_to_their_ends_and_leave_a_complete_folder(here: Path) -> None:
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout.startswith("The run has ended: 3 finished.\n3 jobs on cpu") and "go on with" not in ended.stdout
     assert f"Run folder: {folder}\n" in ended.stdout
-    assert "mlp-1: a step took " in ended.stdout and "; plain jit: " in ended.stdout
+    assert "step: measured, other jobs' launches included; plain jit: its step, predicted" in ended.stdout
+    assert re.search(r"mlp-1: planned for [\d.]+ [KM]iB, to take .* times plain jit's time, predicted", ended.stdout)
     again = tensile("run", "--resume", folder)
     assert (again.exit_code, "all jobs of this run have finished" in again.stderr) == (2, True)
 
