@@ -8,14 +8,14 @@ from benchmarks.results_pages.section import Group, page
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _MEASURED = """
-This page has what ran, on an H200 and on CPUs. [Predicted and compiled](predicted.md) has what did not run.
+This page shows what was measured, on an H200 and on CPUs. [Predicted and compiled](predicted.md) shows what did not run.
 [The paper's experiments](../benchmarks/README.md) have a page of their own.
 
 Peaks and times are relative to plain `jax.jit` in the same process unless the text says otherwise: 0.5 is half. State is donated.
 `python -m benchmarks.results_pages` writes this page from the JSON files that each section names.
 """
 _PREDICTED = """
-Nothing on this page ran on a GPU. [Measured](results.md) has what ran.
+Nothing on this page ran on a GPU. [Measured](results.md) shows what ran.
 
 - *Compiled*: XLA's compiler for an H200, on a machine without one. Its memory is exact. *Traffic* is the bytes that its kernels
   read and write, and stands for their time.
@@ -46,7 +46,7 @@ def pages() -> Mapping[str, str]:
             "jax 0.10.2. Every plan keeps its budget unless a row says otherwise.",
             compiled.SECTIONS,
         ),
-        Group("Simulated", "Plans and their predicted times. Nothing is compiled.", simulated.SECTIONS),
+        Group("Simulated", "Plans, their predicted times, and how long planning takes. Nothing is compiled.", simulated.SECTIONS),
     )
     return {
         "results.md": page("Results: measured", _MEASURED, measured),

@@ -1,5 +1,6 @@
 """What was measured on an NVIDIA H200."""
 
+import json
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -41,8 +42,8 @@ def out_of_memory() -> Section:
         command="python -m benchmarks.capped gpt --batch-size 8 --budget 50%",
         file="nvidia-h200/second-run.json",
         headline="half of the memory: plain jit fails, the plan trains",
-        reading="The decoder, batch 8 x 1024. `XLA_CLIENT_MEM_FRACTION` caps the memory of the GPU. Each row is a process of "
-        "its own.",
+        reading=f"The decoder, `--sizes '{json.dumps(capped['sizes'])}'`. `XLA_CLIENT_MEM_FRACTION` caps the memory of the GPU. "
+        "Each row is a process of its own.",
         table=table(("", "memory of the device", "in use at most, by the allocator", "losses of 4 steps"), rows),
         conclusions=(f"Losses differ from plain jit's by at most {difference:.5f}.",),
     )
@@ -74,7 +75,7 @@ def time_of_a_step() -> Section:
         file="nvidia-h200/second-run.json",
         headline=f"large steps: {min(large):.2f} to {max(large):.2f} of plain jit's time; batch 16: {ratios['resnet50', 16]:.2f}",
         reading="Steps are not waited for, as in a training. *GPU busy* is the time in which a kernel or a copy runs. "
-        "Peaks are the package's own account.",
+        "Peaks are the package's own account. The decoder has the sizes above.",
         table=table(("step", "peak", "plain jit", "plan", "step", "GPU busy", "launches"), rows),
         conclusions=(
             "Large steps pay for what they compute again, and little more.",
@@ -139,7 +140,6 @@ def batch_16() -> Section:
             f"{row['time_ratio']:.2f}",
             f"{row['busy_ratio']:.2f}",
             f"{row['launches']}",
-            f"{row['swapped_bytes'] / 1e9:.2f} GB" if row["swapped_bytes"] else "-",
         )
         for row in timed
     ]
@@ -152,10 +152,10 @@ def batch_16() -> Section:
         file="nvidia-h200/third-run.json",
         headline=f"DenseNet-121 in 40 %: step {dense['time_ratio']:.2f}, GPU busy {dense['busy_ratio']:.2f}",
         reading="*Least* is the least budget that the policy can keep. Columns are as in the table above.",
-        table=table(("model", "method", "budget", "account", "allocator", "step", "GPU busy", "launches", "swapped"), rows),
+        table=table(("model", "method", "budget", "account", "allocator", "step", "GPU busy", "launches"), rows),
         conclusions=(
             "Short steps of many kernels wait for the host, not for the GPU: the step takes much longer than the GPU is busy.",
-            "There was time for these plans only. The others ran once, within their budgets by the package's account.",
+            "Only these plans were timed in that run.",
         ),
     )
 
