@@ -43,7 +43,7 @@ def pages() -> Mapping[str, str]:
     predicted = (
         Group(
             "Compiled for an NVIDIA H200",
-            "jax 0.10.2. Every plan keeps its budget unless a row says otherwise.",
+            "jax 0.10.2. Plans that would run keep their budgets. First choices may not, and the text says so.",
             compiled.SECTIONS,
         ),
         Group("Simulated", "Plans, their predicted times, and how long planning takes. Nothing is compiled.", simulated.SECTIONS),

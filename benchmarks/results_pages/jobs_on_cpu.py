@@ -127,7 +127,7 @@ def cluster() -> Section:
         conclusions=(
             "The cluster is no faster here. More jobs are in flight, but all devices share two cores, and jobs are so short "
             "that starting processes, tracing and planning are most of the makespan.",
-            f"When the node was killed, {len(killed['moved'])} jobs moved. {killed['equal_states']} of {found['jobs']} jobs "
+            f"When the node was killed, {len(set(killed['moved']))} jobs moved. {killed['equal_states']} of {found['jobs']} jobs "
             "ended with the states of the undisturbed run, bit for bit.",
             "Nothing was measured on several machines, or on GPUs.",
         ),

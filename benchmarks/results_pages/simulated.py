@@ -36,7 +36,7 @@ def plans() -> Section:
         reading="Time of a step over that of the step as one executable, under parts of its predicted peak. *State* is "
         "`state_memory`. No plan can be faster than the *bound*. VGG-16 is [above](#vgg-16-and-resnet-50-in-compiled-memory).",
         table=table(("step", "state", *map(percent, _SHARES)), rows),
-        conclusions=("Below 40 %, state in host memory (`any`) makes convolutional networks faster.",),
+        conclusions=("At 30 % and below, state in host memory (`any`) makes ResNet-50 and the Inceptions faster.",),
     )
 
 
