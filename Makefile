@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-allocator bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean bench-memory bench-mesh bench-mesh-largest bench-workloads
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-allocator bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean results bench-memory bench-mesh bench-mesh-largest bench-workloads
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ paper-compiled: .venv-h200/.installed ## one workload under every policy, with m
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TF_CPP_MIN_LOG_LEVEL=2 \
 		.venv-h200/bin/python -m benchmarks.paper compile
 	$(BIN)/python -m benchmarks.paper draw
+
+results: $(VENV)/.installed ## docs/results.md and docs/predicted.md, from the JSON files in benchmarks/results
+	$(BIN)/python -m benchmarks.results_pages
 
 bench-jobs: $(VENV)/.installed ## several jobs under one budget, beside plain jit one after another
 	$(BIN)/python -m benchmarks.jobs

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,7 +134,8 @@ def _plan(run: Run) -> tuple[list[Instruction], Graph, list[int]]:
 def main(only: str | None, models: tuple[str, ...]) -> None:
     """Replay the runs, plan the models, print both tables and write the figures."""
     before = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
-    found: dict[str, Any] = {"command": "make bench-allocator", "jax": jax.__version__}
+    about = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "jax": jax.__version__, "command": "make bench-allocator"}
+    found: dict[str, Any] = {**about}
     found["runs"] = before.get("runs", []) if only == "plans" else _compared()
     found["plans"] = before.get("plans", [])
     if only != "runs":

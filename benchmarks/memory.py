@@ -13,6 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def main(only: Sequence[str]) -> None:
             flush=True,
         )
     if not only:
-        RESULTS.write_text(json.dumps({"resnet50": times, "workloads": rows}, indent=1) + "\n")
+        about = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "jax": jax.__version__, "command": "make bench-memory"}
+        RESULTS.write_text(json.dumps({**about, "resnet50": times, "workloads": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

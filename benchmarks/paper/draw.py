@@ -5,11 +5,12 @@ columns of their own. A cell such as `0.43 / 1.10` is MSR / EOR.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.markdown import table
 from benchmarks.paper.published import FIRST, MIXED, MODELS, PHASES, SINGLE, TITLES, Figures
 
 Document = Mapping[str, Any]
@@ -17,17 +18,31 @@ Document = Mapping[str, Any]
 
 def draw(results: Path) -> None:
     """Write the page and its pictures from the files in `results`."""
+    documents = read(results)
+    for document in documents:
+        if "curve" in document:
+            _curves(document, results)
+    (results.parents[1] / "README.md").write_text(text(documents))
+
+
+def read(results: Path) -> Sequence[Document]:
+    """The files in `results`, in the order in which the page shows them."""
     documents = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
     documents.sort(key=lambda one: ("simulation" in one["measured_on"], "cpu" in one["measured_on"], one["measured_on"]))
-    pictures = [_curves(document, results) for document in documents if "curve" in document]
+    return documents
+
+
+def text(documents: Sequence[Document]) -> str:
+    """The page in Markdown."""
+    pictures = [(f"{_title(one)}: time over memory saved", _picture(one)) for one in documents if "curve" in one]
     page = Path(__file__).with_name("page.md").read_text()
-    page = page.replace("{origins}", _table(("", "jax", "made", "sizes"), map(_origin, documents)).strip())
+    page = page.replace("{origins}", table(("", "jax", "made", "sizes"), map(_origin, documents)).strip())
     page = page.replace("{pictures}", "\n\n".join(f"![{alt}](results/paper/{name})" for alt, name in pictures))
     for place, draw_one in _TABLES.items():
         drawn = ((_title(document), draw_one(document)) for document in documents)
-        tables = "\n".join(f"**{title}**\n\n{table}" for title, table in drawn if table)
+        tables = "\n".join(f"**{title}**\n\n{one}" for title, one in drawn if one)
         page = page.replace(f"{{{place}}}", tables.strip() or "*Not measured yet.*")
-    (results.parents[1] / "README.md").write_text(page)
+    return page
 
 
 # -- cells and tables -----------------------------------------------------------------------------------------------------------
@@ -58,11 +73,6 @@ def _origin(document: Document) -> Sequence[str]:
         " to ".join(dict.fromkeys((made[0][:10], made[-1][:10]))),
         f"smaller: {small}" if small else "the paper's",
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def _pair(row: Any) -> str:
@@ -98,7 +108,7 @@ def _phases(document: Document) -> str:
             paper = [_pair(p) if name == "tensile" else "" for p in PHASES[model]]
             rows.append((TITLES[model] if name == "tensile" else "", label, *paper, *ours))
     head = ("model", "method", "paper: whole", "cold start", "after updating", "here: whole", "cold start", "after updating")
-    return _table(head, rows) if rows else ""
+    return table(head, rows) if rows else ""
 
 
 def _first(document: Document) -> str:
@@ -112,7 +122,7 @@ def _first(document: Document) -> str:
             ours = (f"{tensile['first_eor']:.2f}", f"{auto['first_eor']:.2f}", "–")
             rows.append((*_first_of_paper(model), *ours, f"{tensile['plan_s']:.1f} s", f"{auto['plan_s']:.1f} s"))
     head = ("model", "paper: TENSILE", "Capuchin", "prediction", "here: TENSILE", "`auto`", "Capuchin", "plan: TENSILE", "`auto`")
-    return _table(head, rows) if rows else ""
+    return table(head, rows) if rows else ""
 
 
 def _first_of_paper(model: str) -> Sequence[str]:
@@ -139,7 +149,7 @@ def _single(document: Document) -> str:
         "`checkpoint`",
         "`auto`",
     )
-    return _table(head, rows) if rows else ""
+    return table(head, rows) if rows else ""
 
 
 def _methods(found: Mapping[str, Any]) -> Sequence[str]:
@@ -159,7 +169,7 @@ def _scalability(document: Document) -> str:
         for jobs, methods in found.items()
         if "error" not in methods
     ]
-    return _table(("model", "jobs", *_METHODS), rows) if rows else ""
+    return table(("model", "jobs", *_METHODS), rows) if rows else ""
 
 
 def _mixed(document: Document) -> str:
@@ -172,7 +182,7 @@ def _mixed(document: Document) -> str:
             name: {key: mean(one["methods"][name][key] for one in found) for key in ("msr", "eor")} for name in names
         }  # fmt: skip
     paper = (*(_pair(MIXED[name]) for name in ("vdnn", "capuchin", "tensile")), "–", "–", "–")
-    return _table(("", *_METHODS), [("paper", *paper), ("here", *_methods(found))])
+    return table(("", *_METHODS), [("paper", *paper), ("here", *_methods(found))])
 
 
 def _batch(document: Document) -> str:
@@ -182,7 +192,7 @@ def _batch(document: Document) -> str:
         for model, found in _rows_of(document, "batch")
         for index, row in enumerate(found)
     ]  # fmt: skip
-    return _table(("model", "batch", "Capuchin", "TENSILE", "`auto`"), rows) if rows else ""
+    return table(("model", "batch", "Capuchin", "TENSILE", "`auto`"), rows) if rows else ""
 
 
 def _overhead(document: Document) -> str:
@@ -192,14 +202,14 @@ def _overhead(document: Document) -> str:
             parts = (f"{one[key]:.2f}" for key in ("first_iteration", "waits_for_tensors", "recomputed"))
             rows.append((TITLES[model] if jobs == "1" else "", jobs, *parts, f"{one['swapped_bytes'] / 1e6:.0f} MB"))
     if rows:
-        return _table(("model", "jobs", "first iteration", "idle: waits for tensors", "recomputed", "copied"), rows)
+        return table(("model", "jobs", "first iteration", "idle: waits for tensors", "recomputed", "copied"), rows)
     for model, found in _rows_of(document, "scalability"):
         for jobs, methods in found.items():
             one = methods.get("capuchin", {})
             if "idle" in one:
                 idle = one["idle"] * one["eor"]
                 rows.append((TITLES[model] if jobs == "1" else "", jobs, f"{idle:.2f}", f"{one['swapped_bytes'] / 1e6:.0f} MB"))
-    return _table(("model", "jobs", "idle: waits for tensors, and dispatch", "copied"), rows) if rows else ""
+    return table(("model", "jobs", "idle: waits for tensors, and dispatch", "copied"), rows) if rows else ""
 
 
 def _limits(document: Document) -> str:
@@ -222,7 +232,7 @@ def _limits(document: Document) -> str:
         "`auto`: EOR up to 1.60",
         "no plan saves",
     )
-    return _table(head, rows) if rows else ""
+    return table(head, rows) if rows else ""
 
 
 def _largest(document: Document) -> str:
@@ -237,7 +247,7 @@ def _largest(document: Document) -> str:
             rows.append((label, f"`{name}`", str(row["batch_size"]), f"{row.get('times_jit', 1):.2f}",
                          f"{row['samples_per_s']:.0f}", f"{row.get('speed', 1):.2f}"))  # fmt: skip
     return (
-        _table(("model, memory", "method", "largest batch", "over plain jit's", "samples/s", "over plain jit's"), rows)
+        table(("model, memory", "method", "largest batch", "over plain jit's", "samples/s", "over plain jit's"), rows)
         if rows
         else ""
     )
@@ -259,7 +269,15 @@ _TABLES: Mapping[str, Callable[[Document], str]] = {
 # -- pictures -------------------------------------------------------------------------------------------------------------------
 
 
-def _curves(document: Document, results: Path) -> tuple[str, str]:
+def _picture(document: Document) -> str:
+    """The name of the picture's file."""
+    on = document["measured_on"]
+    if "simulation" not in on:
+        return f"curve-measured-{on.split(',')[0]}.png"
+    return f"curve-simulated-{'rtx_a6000' if 'a6000' in on else 'h200'}.png"
+
+
+def _curves(document: Document, results: Path) -> None:
     """EOR over MSR of `auto`, with the bound and the other methods, a panel for each model."""
     import matplotlib as mpl
 
@@ -286,13 +304,7 @@ def _curves(document: Document, results: Path) -> tuple[str, str]:
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("time over plain jit (EOR)")
     panels[0][-1].legend(fontsize=8, loc="upper left")
-    title = _title(document)
-    figure.suptitle(title)
+    figure.suptitle(_title(document))
     figure.tight_layout()
-    kind = "simulated-rtx_a6000" if "a6000" in document["measured_on"] else (
-        "simulated-h200" if "simulation" in document["measured_on"] else f"measured-{document['measured_on'].split(',')[0]}"
-    )  # fmt: skip
-    name = f"curve-{kind}.png"
-    figure.savefig(results / name, dpi=110, metadata={"Software": None})
+    figure.savefig(results / _picture(document), dpi=110, metadata={"Software": None})
     plt.close(figure)
-    return f"{title}: time over memory saved", name

@@ -234,7 +234,7 @@ def untried_whole_bytes(fitting: Fitting) -> int | None:
     """Plain jit's peak as predicted; None if it is known already, or if plain jit's step is not to be tried.
 
     A peak that may be above the device's memory does not count: XLA may then compute tensors of plain jit's step again by
-    itself, which is slower than a plan (docs/results.md, "XLA's own rematerialization").
+    itself, which is slower than a plan (docs/predicted.md, "XLA's own rematerialization").
     """
     if fitting.measured.whole is not None or fitting.budget is None or not fitting.step.compiles_for_profile:
         return None

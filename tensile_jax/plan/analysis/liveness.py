@@ -17,7 +17,7 @@ number of operators. The update of donated state may take over the memory of the
 On a GPU, the weights of convolutions, and the optimizer's state for them, cannot be updated in place. XLA computes their updates
 in a kernel that also transposes the gradient, and such a kernel cannot write where it reads. If this state is donated anyway, XLA
 writes the updates elsewhere and then copies them, which takes more kernels and traffic. So plans do not donate this state
-(docs/results.md, "What XLA cannot update in place").
+(docs/how-it-works.md, "What XLA cannot update in place").
 """
 
 from collections.abc import Sequence

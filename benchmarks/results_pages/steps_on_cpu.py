@@ -1,0 +1,184 @@
+"""What steps under a budget take on a CPU."""
+
+from statistics import median
+
+from benchmarks.markdown import table
+from benchmarks.results_pages.section import CPU, MODELS, Section, budget, day, percent, read
+
+
+def under_a_budget() -> Section:
+    found = read("cpu.json")
+    cases = [case for case in found["cases"] if case["policy"] in ("none", "auto") and case.get("time_ratio")]
+    rows = [
+        (
+            f"{MODELS[case['model']]}, batch {case['batch_size']}" if case["budget"] == "none" else "",
+            budget(case["budget"]) + (", state anywhere" if case["state_memory"] == "any" else ""),
+            f"{case['peak_ratio']:.3f}",
+            f"{case['time_ratio']:.2f}",
+            # A warm compilation cache says nothing of compiling.
+            f"{case['compile_ratio']:.2f}" if case["compile_ratio"] > 0.1 else "-",
+            f"{case['trace_to_plan_s']:.1f} s",
+            f"{case['segments']}",
+        )
+        for case in cases
+    ]
+    half = [case["time_ratio"] for case in cases if case["budget"] == "50%"]
+    exact = all(case["predicted_over_measured"] == 1 for case in cases if case["budget"] != "none")
+    slower = [case["predicted_over_measured_time"] for case in cases]
+    return Section(
+        title="One step under a budget",
+        on=CPU,
+        when=day(found),
+        command=found["command"],
+        file="cpu.json",
+        headline=f"under 50 %, a step takes {min(half):.2f} to {max(half):.2f} of plain jit's time",
+        reading="Images of 224x224, texts of 256 tokens, Adam. Steps of both alternate. *None* is a plan without a budget. "
+        '*State anywhere* is `state_memory="any"`. *Trace to plan* includes the search for the plan, in one thread.',
+        table=table(("step", "budget", "peak", "time", "compile", "trace to plan", "segments"), rows),
+        conclusions=(
+            f"Every budget was kept{', and each predicted peak was the measured one to the byte' if exact else ''}.",
+            "ResNet-50 and the decoders are often faster than under plain jit here. Do not count on it: this CPU touches "
+            "fresh pages slowly.",
+            f"The profile `cpu` predicts {min(slower):.1f} to {max(slower):.1f} times the measured time. "
+            "`tensile calibrate` measures a machine.",
+        ),
+    )
+
+
+def policies() -> Section:
+    found = read("cpu.json")
+    of = {
+        (case["model"], case["budget"], case["policy"]): case
+        for case in found["cases"]
+        if "time_ratio" in case or "too_small" in case
+    }
+    names = ("auto", "tensile", "capuchin", "vdnn", "checkpoint")
+
+    def cell(model: str, limit: str, policy: str) -> str:
+        case = of.get((model, limit, policy))
+        if case is None:
+            return ""
+        return "too small" if "too_small" in case else f"{case['time_ratio']:.2f} ({case['peak_ratio']:.2f})"
+
+    steps = (("resnet50", "75%"), ("resnet50", "60%"), ("gpt", "60%"))
+    rows = [(f"{MODELS[model]}, {budget(limit)}", *(cell(model, limit, name) for name in names)) for model, limit in steps]
+    return Section(
+        title="Policies on a CPU",
+        on=CPU,
+        when=day(found),
+        command=found["command"],
+        file="cpu.json",
+        headline=f"ResNet-50 in 75 %: `auto` {of['resnet50', '75%', 'auto']['time_ratio']:.2f}, "
+        f"`tensile` {of['resnet50', '75%', 'tensile']['time_ratio']:.2f}",
+        reading="Time of a step, and its peak in parentheses. An empty cell was not measured.",
+        table=table(("step, budget", *(f"`{name}`" for name in names)), rows),
+        conclusions=("No copy hides behind computation on a CPU, so policies are closer together than on a GPU.",),
+    )
+
+
+def many_kinds() -> Section:
+    found = read("workloads-cpu.json")
+    cases = found["cases"]
+    kept = [case for case in cases if not case["refused"] and case["budget"] == "60%" and case["peak_ratio"] <= 0.6 + 1e-6]
+    others = [case["workload"] for case in cases if case not in kept]
+    rows = [
+        (
+            case["workload"].replace("_", " "),
+            budget(case["budget"]) if case in kept else f"{percent(case['budget_ratio'])}, the least",
+            f"{case['peak_ratio']:.3f}",
+            f"{case['time_ratio']:.2f}",
+            f"{1000 * case['jit_step_s']:.0f} ms",
+            f"{case['first_call_s']:.1f} s",
+            f"{case['jit_first_call_s']:.1f} s",
+            f"{case['plan_s']:.1f} s",
+            f"{case['segments']}",
+        )
+        for case in cases
+    ]
+    times = [case["time_ratio"] for case in kept]
+    first = [case["first_call_s"] / case["jit_first_call_s"] for case in cases]
+    equal = sum(case["loss_difference"] == 0 for case in cases)
+    head = ("step", "budget", "peak", "time", "plain jit", "first call", "plain jit's", "planning", "segments")
+    return Section(
+        title="Training steps of many kinds",
+        on=CPU,
+        when=day(found),
+        command="python -m benchmarks.workloads --budget 60%",
+        file="workloads-cpu.json",
+        headline=f"{len(kept)} of {len(cases)} keep 60 %; a step takes {median(times):.2f} of plain jit's time in the median",
+        reading="Small training steps as people write them: loss, gradient and optimizer. One case at a time. If a step "
+        "cannot keep 60 %, the budget is the least one, which the error names.",
+        table=table(head, rows),
+        conclusions=(
+            f"With 60 %, a step takes {min(times):.2f} to {max(times):.2f} of plain jit's time. A first call takes "
+            f"{median(first):.1f} times plain jit's in the median and {max(first):.1f} times at most: each segment is compiled "
+            "on its own.",
+            f"Losses of the first four steps are equal to plain jit's to the bit for {equal} of the {len(cases)}. Others "
+            f"differ by at most {max(case['loss_difference'] for case in cases):.0e}.",
+            f"These cannot keep 60 %: {', '.join(name.replace('_', ' ') for name in others)}. Most of their memory is state, "
+            "or is in one operator that stays whole.",
+        ),
+    )
+
+
+def second_process() -> Section:
+    found = read("first-call.json")
+    limits = ("90%", "60%", "40%")
+    ratios = {(case["model"], case["budget"]): case["warm_ratio"] for case in found["cases"] if "warm_ratio" in case}
+    rows = [
+        (MODELS[model], *(f"{ratios[model, limit]:.2f}" if (model, limit) in ratios else "too small" for limit in limits))
+        for model in dict.fromkeys(model for model, _ in ratios)
+    ]
+    return Section(
+        title="The first call of a second process",
+        on=CPU,
+        when=day(found),
+        command="make bench-first-call",
+        file="first-call.json",
+        headline=f"{min(ratios.values()):.1f} to {max(ratios.values()):.1f} of plain jit's first call without a cache",
+        reading="The first process has filled JAX's compilation cache and the file of known plans. The first call of a second "
+        "process, over plain jit's first call with an empty cache. [Training steps of many "
+        "kinds](#training-steps-of-many-kinds) has the first process.",
+        table=table(("step", *map(budget, limits)), rows),
+        conclusions=(
+            "Switch [the caches](budgets-and-plans.md#how-long-the-first-call-takes) on: the plan is then read from a file, "
+            "and tracing is most of what is left.",
+        ),
+    )
+
+
+def a_training() -> Section:
+    found = read("training.json")
+    rows = [
+        (
+            one["form"],
+            f"{one['steps']}",
+            f"{one['last_loss'][0]:.4f}",
+            f"{one['last_loss'][1]:.4f}",
+            f"{100 * one['largest_difference']:.2f} %",
+            f"{one['peak_ratio']:.3f}",
+            f"{one['time_ratio']:.2f}",
+        )
+        for one in found["trainings"]
+    ]
+    first = found["trainings"][0]
+    return Section(
+        title="A training under 40 %",
+        on=CPU,
+        when=day(found),
+        command=found["command"],
+        file="training.json",
+        headline=f"{first['steps']} steps: losses within {100 * first['largest_difference']:.1f} % of plain jit's",
+        reading="A decoder whose layers are one loop learns English text, batch 16 x 128. Both begin with the same state "
+        f"(loss {first['first_loss'][0]:.3f}) and read the same batches. *In one call* is a `lax.scan` over all batches, a "
+        "[driven loop](how-it-works.md#loops).",
+        table=table(("form", "steps", "last loss", "plain jit's", "largest difference", "peak", "time"), rows),
+        conclusions=(
+            "Differences are those of rounding, which grow over a training.",
+            "XLA:CPU runs a scan slower than its iterations one by one, so times are below plain jit's. That is not a "
+            "property of plans.",
+        ),
+    )
+
+
+SECTIONS = (under_a_budget, policies, many_kinds, second_process, a_training)
