@@ -8,6 +8,10 @@ program.
 
 The joined plan has one segment for each program, and the copies between programs. The executor carries it out, and the peak and
 the time of the step are those of the joined plan. The memory of a program is what XLA reports for its executable.
+
+A program takes over the memory of all donated state whose update it makes, also where the segment that makes the update is not
+the last one that reads the old state. XLA orders the operators of a program, and copies the old state where it must. State that
+a program does not take over would be in memory twice for the whole step.
 """
 
 from collections.abc import Sequence
@@ -15,7 +19,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from tensile_jax.ir import Graph, OperatorId, TensorId
+from tensile_jax.ir import Carried, Graph, OperatorId, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.result.build import timed
 from tensile_jax.plan.result.instructions import (
@@ -138,7 +142,7 @@ def joined(
     for number, program in enumerate(programs):
         parts = plan.segments[program.first : program.end]
         most = max(s.device_bytes for s in parts)
-        segment = _joined(parts, before[program.first], after[program.end - 1])
+        segment = _joined(parts, before[program.first], after[program.end - 1], graph)
         segments.append(replace(segment, workspace_bytes=0 if workspaces is None else workspaces[number], device_bytes=most))
     place = {program.first: number for number, program in enumerate(programs)} | {len(plan.segments): len(programs)}
     inner = frozenset[TensorId]().union(*(program.inner for program in programs))
@@ -180,13 +184,17 @@ def _contents(code: Sequence[Instruction], graph: Graph) -> tuple[list[frozenset
     return before, after
 
 
-def _joined(parts: Sequence[Segment], before: frozenset[TensorId], after: frozenset[TensorId]) -> Segment:
+def _joined(parts: Sequence[Segment], before: frozenset[TensorId], after: frozenset[TensorId], graph: Graph) -> Segment:
     """The segments as one, before which and after which these tensors are on the device. Its sizes are not known."""
     operators = [o for s in parts for o in unranged(s.operators)]
     own = set(operators)
     again: dict[OperatorId, None] = dict.fromkeys(o for s in parts for o in unranged(s.recomputes) if o not in own)
-    updates = {old: new for s in parts for old, new in zip(s.donated, s.outputs, strict=False)}
-    donated = {old: new for old, new in sorted(updates.items()) if old in before and new in after and new not in before}
+    gone, new = before - after, after - before
+    taken: dict[TensorId, TensorId] = {}  # by the new state, the old one; a step may return one tensor as two states
+    for pair in sorted(graph.carried, key=lambda pair: pair.input):
+        if pair.input in gone and pair.output in new and _can_take_over(pair, graph):
+            taken.setdefault(pair.output, pair.input)
+    donated = {old: output for output, old in taken.items()}
     made = dict.fromkeys(t for s in parts for t in s.outputs if t in after and t not in before)
     read = {t for s in parts for t in (*s.inputs, *s.donated) if t in before}
     return Segment(
@@ -205,3 +213,10 @@ def _joined(parts: Sequence[Segment], before: frozenset[TensorId], after: frozen
         recomputed_us=round(sum(s.recomputed_us for s in parts), 3),
         stall_us=0.0,
     )
+
+
+def _can_take_over(pair: Carried, graph: Graph) -> bool:
+    """Whether the new state can have the memory of the old one, which is donated."""
+    old, new = graph.tensors[pair.input], graph.tensors[pair.output]
+    alike = (old.nbytes, old.host_bytes, old.dtype, old.shape) == (new.nbytes, new.host_bytes, new.dtype, new.shape)
+    return alike and old.id in graph.donated and old.id != new.id

@@ -13,7 +13,7 @@ from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import Launch, StartSwapIn, StartSwapOut, decode
 from tensile_jax.plan.result.joined import can_be_joined, joined, programs_of
 from tensile_jax.plan_format import Plan, unranged
-from tests.builders import graph_of, plan_by_hand, tensor_named, training_graph, with_link
+from tests.builders import PROFILE, graph_of, plan_by_hand, tensor_named, training_graph, with_link
 
 
 @pytest.mark.parametrize("policy", ["auto", "tensile", "vdnn", "capuchin", "checkpoint", "none"])
@@ -104,3 +104,35 @@ def test_programs_need_what_is_measured_of_them() -> None:
     lower = dataclasses.replace(made, segments=tuple(dataclasses.replace(s, device_bytes=1) for s in made.segments))
     with pytest.raises(Exception, match="bytes"):
         check(lower, planner.graph)
+
+
+def test_a_program_takes_over_all_donated_state_also_where_no_segment_does() -> None:
+    lines = ["a = heavy(x, w)", "v = light(w, a)", "y = heavy(a, w)", "u = light(s, y)"]
+    graph = graph_of(lines, inputs="x w s", outputs="y v u", carried={"w": "v", "s": "u"}, donated="w s")
+    plan = plan_by_hand(graph, retain(find_liveness(graph), {}), range(len(lines) + 1))
+    w, v, s, u = (tensor_named(graph, name) for name in "wvsu")
+    assert [one.donated for one in plan.segments] == [(), (), (), (s,)]  # w is read after v is made
+    (segment,) = joined(plan, programs_of(plan, graph), graph, PROFILE).segments
+    assert (segment.donated, segment.outputs[:2]) == ((w, s), (v, u))
+    assert segment.frees == ()
+
+
+@pytest.mark.parametrize("donated", ["", "w"])
+def test_a_program_does_not_take_over_state_that_it_must_not(donated: str) -> None:
+    """Two results cannot take over one memory, nor can one of another size; what is not donated belongs to the caller."""
+    lines = ["a = heavy(x, w)", "v = light(w, a)", "y = heavy(a, w, s)"]
+    graph = graph_of(lines, inputs="x w s", outputs="y v", carried={"w": "v", "s": "v"}, sizes={"s": 50}, donated=f"{donated} s")
+    plan = plan_by_hand(graph, retain(find_liveness(graph), {}), range(len(lines) + 1))
+    made = joined(plan, programs_of(plan, graph), graph, PROFILE)
+    assert [graph.tensors[t].name for t in made.segments[0].donated] == donated.split()
+    assert [graph.tensors[t].name for t in made.segments[0].frees] == ["s"]
+    check(made, graph)
+
+
+def test_two_states_that_become_one_tensor_donate_one_memory() -> None:
+    lines = ["a = heavy(x, w, s)", "v = light(w, a)"]
+    graph = graph_of(lines, inputs="x w s", outputs="v", carried={"w": "v", "s": "v"}, donated="w s")
+    plan = plan_by_hand(graph, retain(find_liveness(graph), {}), range(len(lines) + 1))
+    made = joined(plan, programs_of(plan, graph), graph, PROFILE)
+    assert [graph.tensors[t].name for t in made.segments[0].donated] == ["w"]
+    check(made, graph)
