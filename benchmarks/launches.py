@@ -49,8 +49,7 @@ def main() -> None:
             chosen = fitting.chosen(goal)
             if chosen is None or chosen.plan.whole:
                 continue
-            joined = get_args(Barriers) if can_be_joined(chosen.plan, step.graph) else ()
-            for barriers in (None, *joined):
+            for barriers in (None, *(form for form in get_args(Barriers) if can_be_joined(chosen.plan, step.graph, form))):
                 began = time.perf_counter()
                 found = fitting.compiled(replace(chosen.choice, barriers=barriers), goal)
                 if found is None or found.executables is None:

@@ -52,13 +52,14 @@ class Tried(NamedTuple):
     peak_bytes: int
 
 
-def first_try(budget: float, *, devices: int) -> Try:
+def first_try(budget: float, *, devices: int, copies: bool = False) -> Try:
     """How the first program is made.
 
-    On several devices it has the form `lag`, which leaves the most of what devices exchange beside kernels. On one, a decoder
-    needs the same in each form, and ResNet-50 the least with `inputs` (`make bench-launches`).
+    A program that copies to and from the host has the form `chain`, which alone has copies. On several devices, the first program
+    has the form `lag`, which leaves the most of what devices exchange beside kernels. On one, a decoder needs the same in each
+    form, and ResNet-50 the least with `inputs` (`make bench-launches`).
     """
-    return Try(budget, "inputs" if devices == 1 else "lag")
+    return Try(budget, "chain" if copies else "inputs" if devices == 1 else "lag")
 
 
 def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | None:

@@ -48,6 +48,7 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     fitting = given.under(lower)
     as_programs = fitting.compile_programs(plan, None) if plan.launch == "program" else None
     if as_programs is not None:
+        plan = replace(plan, launches=as_programs.plan.launches)
         executables, launched = as_programs.executables, as_programs.launched
         segments, peak, needed = plan.segments, plan.peak_segment, launched.peak_bytes
     else:

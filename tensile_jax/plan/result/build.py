@@ -100,26 +100,33 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     tensors = tuple(_planned(graph, t) for t in sorted(named))
     plan = replace(header, whole=False, tensors=tensors, segments=tuple(segments), events=tuple(events))
+    return sized(plan, graph, costs.profile)
 
+
+def sized(plan: Plan, graph: Graph, profile: DeviceProfile) -> Plan:
+    """The plan with the sizes and times that follow from its segments, their workspaces, and its events."""
     code = decode(plan, graph)
     at_begin, *resident, at_end = resident_bytes(code, graph)
-    sized = (
-        replace(segment, resident_bytes=held, device_bytes=held + segment.workspace_bytes)
-        for segment, held in zip(segments, resident, strict=True)
+    segments = with_ends(
+        [
+            replace(segment, resident_bytes=held, device_bytes=held + segment.workspace_bytes)
+            for segment, held in zip(plan.segments, resident, strict=True)
+        ],
+        at_begin,
+        at_end,
     )
-    segments = with_ends(sized, at_begin, at_end)
-    peak = max(range(last), key=lambda i: (segments[i].device_bytes, -i))
+    peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
     plan = replace(
         plan,
         peak_bytes=segments[peak].device_bytes,
         peak_segment=peak,
         recomputed_us=round(sum(s.recomputed_us for s in segments), 3),
-        swapped_out_bytes=sum(e.nbytes for e in events if e.kind == "swap_out"),
-        swapped_in_bytes=sum(e.nbytes for e in events if e.kind == "swap_in"),
+        swapped_out_bytes=sum(e.nbytes for e in plan.events if e.kind == "swap_out"),
+        swapped_in_bytes=sum(e.nbytes for e in plan.events if e.kind == "swap_in"),
         host_peak_bytes=max(host_bytes(code, graph)),
         segments=tuple(segments),
     )
-    return timed(plan, code, costs.profile)
+    return timed(plan, code, profile)
 
 
 def _donations(liveness: Liveness, contents: Contents, released: set[TensorId]) -> dict[TensorId, TensorId]:
