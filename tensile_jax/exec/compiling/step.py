@@ -15,6 +15,7 @@ import jax
 
 from tensile_jax.exec.compiling.compiler import GPUS, Compiler, Executable
 from tensile_jax.exec.compiling.plain_jit import PlainJit
+from tensile_jax.exec.compiling.seen_on_gpus import is_seen
 from tensile_jax.exec.compiling.segment_code import SegmentBuilder
 from tensile_jax.exec.processes.agreement import ALONE, Agreement
 from tensile_jax.exec.transfer import divided_as, is_divided
@@ -147,6 +148,8 @@ class Step:
     @property
     def copies_inside(self) -> bool:
         """Whether copies to and from the host are to be part of the executable, if the segments are to be one."""
+        if self.options.launch == "auto" and self.in_one_program:
+            return is_seen("program with copies", self.compiler.device.device_kind, jax.__version__)
         return self.options.launch == "one_program"
 
     def whole_call(self) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
+from tensile_jax.exec.compiling import seen_on_gpus
 from tensile_jax.exec.compiling import step as exec_step
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting import find_plan
@@ -171,6 +172,24 @@ def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pyte
     assert not joins("gpu", 1e-3) and not joins("cpu", 1e4)
     assert not joins("gpu", 1e4, policy="checkpoint")
     assert joins("gpu", 1e4, scanned(8)) and not joins("gpu", 1e4, scanned(9))
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "is_seen"), [("GPU A", jax.__version__, True), ("GPU A", "0.1", False), ("GPU B", jax.__version__, False)]
+)
+def test_auto_puts_copies_into_a_program_only_where_that_has_been_seen_to_work(
+    kind: str, version: str, is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen_on_gpus, "SEEN", frozenset({seen_on_gpus.Seen("program with copies", kind, version)}))
+    monkeypatch.setattr(exec_step.Step, "in_one_program", property(lambda self: True))
+
+    def inside(launch: str) -> bool:
+        step = planned(sgd_step, launch=launch)._calls.step((weights(), batch()), {})
+        monkeypatch.setattr(step.compiler, "device", dataclasses.make_dataclass("Device", ["device_kind"])("GPU A"))
+        return step.copies_inside
+
+    assert inside("auto") == is_seen
+    assert inside("one_program") and not inside("program")
 
 
 @pytest.mark.parametrize("slower", [False, True])
