@@ -49,6 +49,7 @@ _NEAR_FLOOR = 0.5
 """Before refusing, compile plain jit if it could change the answer: for bytes, if the floor is at least 0.5 of its predicted
 peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
 _MANY_OPERATORS = 1000  # a larger step whose arguments and results exceed the budget is refused without compiling; not tuned
+_NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by more is not compiled (`make bench-launches`)
 _MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
 _NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
 
@@ -463,14 +464,14 @@ def _first_program(fitting: Fitting, chosen: Planned, goal: Goal) -> _Program | 
     """The first program to compile; None if segments cannot be joined.
 
     A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
-    expected to exceed the limit, its segments are chosen under a lower one, once.
+    expected to exceed the limit by much, its segments are chosen under a lower limit, once.
     """
     step = fitting.step
     copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
     first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
     found = _as_joined(fitting, chosen, first, goal)
     excess = 0.0 if found is None else found.plan.peak_bytes - goal.limit
-    if excess <= 0:
+    if excess <= _NEAR_PROGRAM * goal.limit:
         return found
     return _program_for(fitting, Try(goal.limit - excess, first.form), goal) or found
 
