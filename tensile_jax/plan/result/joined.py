@@ -46,9 +46,17 @@ from tensile_jax.plan_format import Barriers, Event, Plan, Segment, ranges, unra
 
 
 def can_be_joined(plan: Plan, graph: Graph, form: Barriers) -> bool:
-    """Whether the plan has fewer programs than segments. A loop that runs under a plan of its own is part of no program."""
+    """Whether the plan has fewer programs than segments.
+
+    A loop that runs under a plan of its own is part of no program. No program takes state in host memory that the step also
+    returns unchanged in device memory.
+    """
     if plan.whole or any(operator.alone for operator in graph.operators):
         return False
+    if form == "chain":
+        arriving, left = _on_host_at_ends(plan, graph)
+        if not arriving.isdisjoint(frozenset(graph.outputs) - left):
+            return False
     return len(programs_of(replace(plan, barriers=form), graph)) < len(plan.segments)
 
 
@@ -146,15 +154,19 @@ def _without_idle_copies(plan: Plan, graph: Graph, profile: DeviceProfile) -> Pl
     idle = {e.tensor for e in plan.events if e.kind in ("swap_out", "swap_in")} & ends - arriving - left
     if not idle:
         return plan
-    last = {t: index for index, segment in enumerate(plan.segments) for t in segment.frees if t in idle}
+    back = {e.tensor: e.trigger for e in sorted(plan.events, key=lambda e: e.trigger) if e.kind == "swap_in"}
+
+    def returns(t: TensorId, index: int) -> bool:
+        """Whether the tensor leaves after this segment without a copy, and returns later."""
+        return t in idle and back.get(t, -1) >= index
 
     def stays(event: Event) -> bool:
-        if event.tensor not in idle or event.kind == "recompute":
-            return True
-        return event.kind == "release" and event.until == last[event.tensor]
+        if event.kind in ("swap_out", "swap_in"):
+            return event.tensor not in idle
+        return event.kind != "release" or not returns(event.tensor, event.until)
 
     segments = (
-        replace(segment, frees=tuple(t for t in segment.frees if last.get(t, index) == index))
+        replace(segment, frees=tuple(t for t in segment.frees if not returns(t, index)))
         for index, segment in enumerate(plan.segments)
     )
     return sized(replace(plan, segments=tuple(segments), events=tuple(filter(stays, plan.events))), graph, profile)

@@ -117,6 +117,29 @@ def test_a_program_does_not_copy_arguments_that_it_holds_anyway() -> None:
     assert chain.segments[1].resident_bytes == plan.segments[1].resident_bytes + 100
 
 
+def test_a_program_does_not_take_state_in_host_memory_that_the_step_returns_in_device_memory() -> None:
+    graph = graph_of(train_lines(), inputs="x w", outputs="c v w", carried={"w": "v"}, donated="w")
+    w = tensor_named(graph, "w")
+    plan = plan_by_hand(
+        graph, retain(find_liveness(graph), {}), range(5), {w: (Absence(w, -1, 2, 0.0),)}, state_memory="any"
+    )  # fmt: skip
+    assert any(e.kind == "swap_in" and e.tensor == w for e in plan.events)
+    assert not can_be_joined(plan, graph, "chain") and can_be_joined(plan, graph, "inputs")
+
+
+def test_an_argument_that_leaves_twice_stays_once_its_copies_are_gone() -> None:
+    """The second time it leaves without a copy, since the host has it still."""
+    lines = ["a = heavy(x, w)", "b = heavy(a)", "c = heavy(b, w)", "d = heavy(c)", "v = light(w, d)"]
+    graph = graph_of(lines, inputs="x w", outputs="d v", carried={"w": "v"}, donated="w")
+    w = tensor_named(graph, "w")
+    absences = {w: (Absence(w, 0, 2, 0.0), Absence(w, 2, 4, 0.0))}
+    plan = plan_by_hand(graph, retain(find_liveness(graph), {}), range(6), absences)
+    assert any(w in segment.frees for segment in plan.segments)
+    chain = as_programs(plan, graph, "chain", PROFILE)
+    assert not any(w in segment.frees for segment in chain.segments)
+    check(chain, graph)
+
+
 def test_a_program_holds_the_memory_of_its_arguments_until_results_take_it_over() -> None:
     """`x` is donated and has no successor; `w` is read last by the first segment, and its successor is made by the last one."""
     lines = ["a = heavy(x, w)", "b = heavy(a)", "v = heavy(b)"]
