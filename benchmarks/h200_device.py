@@ -19,8 +19,9 @@ from jax.sharding import SingleDeviceSharding
 from tensile_jax.device_profiles import DeviceProfile
 from tensile_jax.exec.compiling.compiler import Compiler, Executable
 from tensile_jax.exec.compiling.segment_code import SegmentCode
+from tensile_jax.exec.transfer import DEVICE, HOST
 from tensile_jax.installed_models import Model
-from tensile_jax.trace import TracedStep, shape_struct, trace_step
+from tensile_jax.trace import TracedStep, in_host_memory, shape_struct, trace_step
 
 # Data sheet and CUDA programming guide (compute capability 9.0), as XLA's GpuTargetConfig names them.
 _LIMITS = {
@@ -75,7 +76,33 @@ class H200Compiler(Compiler):
             jitted = self._jitted(code, out_shardings=code.out_shardings)
             return jitted, jitted.trace(*code.avals).lower(lowering_platforms=("cuda",))
         jitted = self._jitted(code)
-        return jitted, jitted.trace(*placed(code.avals, self.device)).lower(lowering_platforms=("cuda",))
+        return jitted, jitted.trace(*map(self._placed, code.avals)).lower(lowering_platforms=("cuda",))
+
+    def _placed(self, aval: Any) -> Any:
+        if not hasattr(aval, "shape"):
+            return aval
+        memory = _InHostMemory if in_host_memory(aval) else _InDeviceMemory
+        return shape_struct(aval, memory(self.device))
+
+
+class _InDeviceMemory(SingleDeviceSharding):
+    """A sharding that names a memory, which JAX cannot know of a device that is not there."""
+
+    _memory = DEVICE
+
+    @property
+    def memory_kind(self) -> str:
+        return self._memory
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), super().__hash__()))
+
+
+class _InHostMemory(_InDeviceMemory):
+    _memory = HOST
 
 
 def traced_for(model: Model, device: Any) -> TracedStep:

@@ -1,72 +1,170 @@
-"""`make bench-launches`: the same plans launched by segments and as programs, compiled for an NVIDIA H200. Nothing runs.
+"""`make bench-launches`: plans in segments and in one program, compiled for an NVIDIA H200. Nothing runs.
 
-For each budget, the planner's first choice is compiled with every segment as an executable of its own, and with segments joined
-into programs with each form of barriers (`tensile_jax/exec/compiling/program_code.py`). Peak and traffic (bytes that kernels
-read and write) are relative to plain jit's, and so are the seconds to compile. A step takes the first program that keeps its
-budget, and else segments; `make bench-h200` shows that. Writes `benchmarks/results/launches-h200.json`.
+Each budget is kept twice: by launching every segment, and by one program that has the copies inside (`launch="one_program"`,
+`tensile_jax/exec/compiling/program_code.py`). State may be in host memory between two steps. Peak and traffic (bytes that kernels
+read and write) are relative to plain jit's. `rounds` is how often something was compiled. `host_launches` is what the host issues
+in a step: kernels, starts and ends of copies, and CUDA graphs. XLA's dumps list the kernels, and XLA turns each run of at least
+five kernels of some types into one graph. With convolutions among these types there are fewer launches (`with_convolutions`).
+
+`python -m benchmarks.launches --model gpt` compiles one model's cases; the other rows stay. Writes
+`benchmarks/results/launches-h200.json`.
 """
 
 import json
+import re
+import tempfile
 import time
 import warnings
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from benchmarks.h200_device import H200Compiler, h200, traced_for, traffic, write_compiled
+import click
+
+from benchmarks.h200_device import H200Compiler, h200, kernels, traced_for, traffic, write_compiled
 from tensile_jax.budget import Budget
 from tensile_jax.device_profiles import load_profile
+from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.exec.compiling.async_copies import read_copies
 from tensile_jax.exec.compiling.compiler import peak_of
-from tensile_jax.exec.compiling.step import Options, step_of
+from tensile_jax.exec.compiling.segment_code import SegmentCode
+from tensile_jax.exec.compiling.step import CompiledPlan, LaunchName, Options, step_of
+from tensile_jax.exec.fitting.find_plan import fit
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import CompiledSizes, Goal
-from tensile_jax.plan.result.joined import can_be_joined
-from tensile_jax.plan_format import Barriers
+from tensile_jax.plan import CompiledSizes
+from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "launches-h200.json"
-_MODELS = (("gpt", 64), ("resnet50", 16))
-_SHARES = (0.75, 0.5, 0.4)  # of plain jit's peak
+_CASES = (
+    ("resnet50", 16, (0.75, 0.6, 0.5, 0.4, 0.3)),  # budgets are parts of plain jit's peak
+    ("densenet121", 16, (0.75, 0.6, 0.5, 0.4, 0.3)),
+    ("gpt", 64, (0.75, 0.6, 0.5, 0.4, 0.3)),
+    ("vgg16", 16, (0.75, 0.6, 0.5)),
+)
+_LAUNCHES: tuple[LaunchName, ...] = ("segments", "one_program")
+_THUNK = re.compile(r"( *)\d+: (k\w+)")
+_TYPES = {
+    "kKernel": "FUSION", "kCustomKernel": "FUSION", "kCopy": "FUSION", "kGemm": "CUBLAS", "kCublasLtMatmul": "CUBLASLT",
+    "kCuDnn": "CUDNN", "kConvolution": "CONVOLUTION", "kCustomCall": "CUSTOM_CALL",
+}  # fmt: skip
+_IN_GRAPHS = frozenset({"FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN"})  # XLA's default
+_LEAST_IN_A_GRAPH = 5  # XLA's default
 
 
-def main() -> None:
+@click.command()
+@click.option("--model", "models", multiple=True, type=click.Choice([name for name, *_ in _CASES]), help="Only these.")
+def main(models: tuple[str, ...]) -> None:
     """Compile every case and write the figures."""
     warnings.simplefilter("ignore")
     device = h200()
-    rows: list[dict[str, Any]] = []
-    for name, batch_size in _MODELS:
-        model = MODELS[name](batch_size=batch_size)
-        traced = traced_for(model, device)
-        began = time.perf_counter()
-        plain = H200Compiler(device).compile_whole(traced.traced)
-        plain_s, peak, moved = time.perf_counter() - began, peak_of(plain), traffic(plain)
-        for share in _SHARES:
-            options = Options("auto", load_profile("h200"), "device")
-            step = step_of(traced, options, H200Compiler(device))
-            fitting = Fitting(step, Budget(int(share * peak), None), Knowledge(CompiledSizes(whole=peak)))
-            goal = Goal(share * peak)
-            chosen = fitting.chosen(goal)
-            if chosen is None or chosen.plan.whole:
-                continue
-            joined = get_args(Barriers) if can_be_joined(chosen.plan, step.graph) else ()
-            for barriers in (None, *joined):
-                began = time.perf_counter()
-                found = fitting.compiled(replace(chosen.choice, barriers=barriers), goal)
-                if found is None or found.executables is None:
-                    continue
-                seconds = time.perf_counter() - began
-                known = {"model": name, "batch_size": batch_size, "share": share, "barriers": barriers}
-                rows.append({
-                    **known,
-                    "segments": len(found.plan.segments),
-                    "launches": len(found.executables),
-                    "peak_ratio": round(found.plan.peak_bytes / peak, 4),
-                    "traffic_ratio": round(sum(traffic(e.call) for e in found.executables) / moved, 4),
-                    "compile_ratio": round(seconds / plain_s, 2),
-                })  # fmt: skip
+    kept = json.loads(_RESULTS.read_text())["cases"] if models else []
+    rows: list[dict[str, Any]] = [row for row in kept if row["model"] not in models]
+    for name, batch_size, shares in _CASES:
+        if models and name not in models:
+            continue
+        traced = traced_for(MODELS[name](batch_size=batch_size), device)
+        with tempfile.TemporaryDirectory() as folder:
+            plain = traced.traced.lower(lowering_platforms=("cuda",)).compile(_dumped_to(folder))
+            launches = _host_launches([Path(folder)])
+        peak, moved = peak_of(plain), traffic(plain)
+        known = {"model": name, "batch_size": batch_size}
+        rows.append({**known, "launch": "plain jit", "kernels": len(list(kernels(plain))), **launches})
+        print(json.dumps(rows[-1]), flush=True)
+        for share in shares:
+            for launch in _LAUNCHES:
+                rows.append({**known, "share": share, "asked": launch, **_case(traced, device, peak, moved, share, launch)})
                 print(json.dumps(rows[-1]), flush=True)
     write_compiled(_RESULTS, "make bench-launches", cases=rows)
+
+
+def _case(traced: TracedStep, device: Any, peak: int, moved: int, share: float, launch: LaunchName) -> dict[str, Any]:
+    options = Options("auto", load_profile("h200"), "any", launch=launch)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        compiler = _DumpingCompiler(device, Path(folder))
+        budget, known = Budget(int(share * peak), None), Knowledge(CompiledSizes(whole=peak))
+        try:
+            found = fit(Fitting(step_of(traced, options, compiler), budget, known))
+        except BudgetTooSmall as error:
+            return {"floor_ratio": round(error.floor_bytes / peak, 4), "rounds": compiler.rounds}
+        launches = _host_launches(compiler.folders_of(found))
+    executables, plan = found.executables, found.plan
+    assert executables is not None and not plan.whole  # every budget here is below plain jit's peak
+    calls: list[Any] = [e.call for e in executables]  # compiled functions, which have a text
+    copies = [read_copies(call.as_text()) for call in calls] if plan.barriers == "chain" else []
+    return {
+        "launch": plan.launch,
+        "barriers": plan.barriers,
+        "launches": len(executables),
+        "segments": len(plan.segments),
+        "rounds": compiler.rounds,
+        "peak_ratio": round(plan.peak_bytes / peak, 4),
+        "traffic_ratio": round(sum(traffic(e.call) for e in executables) / moved, 4),
+        "kernels": sum(len(list(kernels(e.call))) for e in executables),
+        "copies": sum(len(one.copies) for one in copies) or sum(e.kind in ("swap_in", "swap_out") for e in plan.events),
+        "exposed_copies": sum(not copy.beside for one in copies for copy in one.copies),
+        **launches,
+        "copied_bytes": plan.swapped_out_bytes + plan.swapped_in_bytes,
+        "predicted_step_us": found.launched.step_us,
+        "notes": list(plan.notes),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+class _DumpingCompiler(H200Compiler):
+    """Has XLA dump what it makes of each code, into a folder of its own."""
+
+    def __init__(self, device: Any, folder: Path) -> None:
+        super().__init__(device)
+        self._folder = folder
+        self._folders: dict[object, Path] = {}
+
+    def _options_for(self, code: SegmentCode) -> dict[str, Any] | None:
+        folder = self._folders.setdefault(code.content, self._folder / str(len(self._folders)))
+        return {**(super()._options_for(code) or {}), **_dumped_to(str(folder))}
+
+    def folders_of(self, found: CompiledPlan) -> list[Path]:
+        """The folders of a plan's executables, in their order."""
+        of = {id(self._done[content]): folder for content, folder in self._folders.items() if content in self._done}
+        return [of[id(executable)] for executable in found.executables or ()]
+
+
+def _dumped_to(folder: str) -> dict[str, Any]:
+    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+
+
+def _host_launches(folders: Sequence[Path]) -> dict[str, int]:
+    """What the host issues in a step, from the dumps of its executables; also with convolutions in CUDA graphs."""
+    every = [list(_thunks(folder)) for folder in folders]
+    return {
+        "thunks": sum(map(len, every)),
+        "host_launches": sum(_issued(thunks, _IN_GRAPHS) for thunks in every),
+        "with_convolutions": sum(_issued(thunks, _IN_GRAPHS | {"CONVOLUTION"}) for thunks in every),
+    }
+
+
+def _thunks(folder: Path) -> Iterator[str]:
+    """The kinds of the thunks that the host issues one after another."""
+    (dump,) = folder.glob("*thunk_sequence.txt")
+    for line in dump.read_text().splitlines():
+        match = _THUNK.match(line)
+        if match is not None and not match[1]:
+            yield match[2]
+
+
+def _issued(thunks: Sequence[str], in_graphs: frozenset[str]) -> int:
+    """How many graphs and single thunks the host issues."""
+    issued = in_a_row = 0
+    for kind in (*thunks, None):
+        if kind is not None and _TYPES.get(kind) in in_graphs:
+            in_a_row += 1
+            continue
+        issued += 1 if in_a_row >= _LEAST_IN_A_GRAPH else in_a_row
+        issued += kind is not None
+        in_a_row = 0
+    return issued
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def jit(
     policy: PolicyName = "auto",
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
-    launch: Literal["auto", "segments", "program"] = "auto",
+    launch: Literal["auto", "segments", "program", "one_program"] = "auto",
     open_loops: bool | None = None,
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
@@ -207,10 +207,11 @@ def jit(
             memory, so that it can stay there between its uses; `tensile_jax.to_device` copies it to the device.
         launch: `"segments"`: every segment of the plan is an executable of its own. `"program"`: all segments between two
             copies that the host starts are one executable, with optimization barriers between them, as long as that keeps the
-            budget; a plan that copies no state is then one launch a step. `"auto"`: `"program"` on several GPUs, and on one GPU
-            on which launches take much of a step, unless a loop of more than 8 iterations is opened or another policy than
-            `"auto"` plans; otherwise, and with `renew_above`, `"segments"` (XLA for CPUs drops the barriers, and would keep few
-            budgets).
+            budget; a plan that copies nothing is then one launch a step. `"one_program"`: all segments are one executable, which
+            also makes the copies, so a step is one launch; segments are launched where that exceeds the budget, or where XLA lets
+            kernels wait for copies; it has not run on a GPU yet. `"auto"`: `"program"` on several GPUs, and on one GPU on which
+            launches take much of a step, unless a loop of more than 8 iterations is opened or another policy than `"auto"` plans;
+            otherwise, and with `renew_above`, `"segments"` (XLA for CPUs drops the barriers, and would keep few budgets).
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
             none. None: where it is worth it; then a long loop may also be split into shorter ones

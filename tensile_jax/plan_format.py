@@ -38,7 +38,7 @@ _WIDTH = 110  # characters of a line for a person
 _MOST = 2**62  # bytes, microseconds or operators; a number as large as this is an error
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
-Barriers = Literal["live", "inputs", "lag"]
+Barriers = Literal["live", "inputs", "lag", "chain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,8 @@ class Plan:
         loops: the loops whose bodies have plans of their own. Each loop is a segment by itself, which needs what the plan of its
             body needs. The body's plan is that of one iteration.
         launch: "segments": every segment is an executable of its own. "program": all segments between two copies are one
-            executable (`plan/result/joined.py`), and the sizes and times of single segments are estimates.
+            executable, and with `barriers` "chain" all segments are, with the copies inside (`plan/result/joined.py`). The sizes
+            and times of single segments are then estimates.
         launches: with "program", how many executables an iteration launches; otherwise None.
         launch_us: what the launch of an executable is predicted to take, in addition to the latencies of segments.
         devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one device.

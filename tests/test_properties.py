@@ -4,7 +4,7 @@ The first half plans random graphs and compiles nothing; the second half runs ra
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,10 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan import POLICIES, Choice, CompiledSizes
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.result.joined import joined, programs_of
+from tensile_jax.plan.result.joined import as_programs, can_be_joined, graph_of_programs, joined, programs_of
 from tensile_jax.plan.search.choice import LEAST, predicted_plan, whole_peak
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan_format import Event, Plan
+from tensile_jax.plan_format import Barriers, Event, Plan
 from tests.builders import PROFILE, device_bytes, floor_bytes, fresh, graph_of, header_for, measure_launches, numbers, slow_but
 
 PLANS = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -84,7 +84,13 @@ def peak_of(step: StepModel, choice: Choice, state_memory: str) -> int:
         return whole_peak(step, CompiledSizes())
     plan = planned(step, choice, state_memory)
     check(plan, step.graph)
-    check(joined(plan, programs_of(plan, step.graph), step.graph, step.profile), step.graph)
+    for form in get_args(Barriers):
+        if not can_be_joined(plan, step.graph, form):
+            continue
+        program = as_programs(plan, step.graph, form, step.profile)
+        check(program, step.graph)
+        made = joined(program, programs_of(program, step.graph), step.graph, step.profile)
+        check(made, graph_of_programs(program, step.graph))
     assert left_on_host(plan, step.graph) == found_on_host(plan)
     return plan.peak_bytes
 

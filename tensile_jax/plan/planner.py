@@ -41,7 +41,7 @@ from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.build import build_plan, build_whole_plan, empty_plan
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.result.joined import programs_of
+from tensile_jax.plan.result.joined import as_programs
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.alike_iterations import alike
 from tensile_jax.plan.search.bounds.memory_bound import bytes_at_ends
@@ -373,14 +373,14 @@ class Planner:
         workspaces = [nbytes for nbytes, _ in workspaces_of(schedule)]
         plan = build_plan(choice.layout, self.model.liveness, workspaces, self.model.costs, header)
         plan = replace(plan, floor_bytes=min(plan.floor_bytes, plan.peak_bytes))
+        if choice.barriers is not None:
+            plan = as_programs(plan, self.graph, choice.barriers, self.model.profile)
         try:
             check(plan, self.graph)
         except InvalidPlan as fault:
             self._faults.setdefault(choice.key, str(fault))
             return None
-        if choice.barriers is None:
-            return plan
-        return replace(plan, launch="program", launches=len(programs_of(plan, self.graph)), barriers=choice.barriers)
+        return plan
 
     def with_measured(self, choice: Choice, workspaces: Sequence[int], measured: CompiledSizes) -> CompiledSizes:
         """`measured` and, in addition, the workspaces of the compiled segments of a choice."""

@@ -105,9 +105,9 @@ def read_options(given: PlanOptions) -> CheckedOptions:
     if profile is not None:
         load_profile(profile)
     renew_above = _read_threshold(given.get("renew_above"), saved_plan)
-    if renew_above is not None and launch == "program":
+    if renew_above is not None and launch in ("program", "one_program"):
         raise ValueError(
-            f"renew_above={renew_above!r} follows the latencies of segments, and launch='program' launches them all at once. "
+            f"renew_above={renew_above!r} follows the latencies of segments, and launch={launch!r} launches them all at once. "
             "Pass one of them."
         )
     return CheckedOptions(

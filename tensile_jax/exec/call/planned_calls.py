@@ -498,7 +498,8 @@ class PlannedCalls:
         options = replace(options, launch=request.launch)
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy, saved = known_policy(request.saved_plan.policy), request.saved_plan
-            options = replace(options, policy=policy, state_memory=saved.state_memory, launch=saved.launch)
+            launch = "one_program" if saved.barriers == "chain" else saved.launch
+            options = replace(options, policy=policy, state_memory=saved.state_memory, launch=launch)
         if options.state_memory != "device":
             # what comes back on the host is committed, and the next call should find the executables of this one
             placement = replace(placement, committed=True)

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from tensile_jax.exec.compiling.async_copies import read_copies
 from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.transfer import DEVICE, HOST, Device, may_move, on_host
 from tensile_jax.trace import TracedStep, array_type, in_host_memory, is_packed, shape_struct, shard_of, size_of
@@ -38,6 +39,13 @@ GPUS = ("gpu", "cuda", "rocm")
 
 _FOR_SIZES: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 """With it, XLA for CPUs assigns the same buffers and compiles sooner (`make bench-first-call`)."""
+
+_FOR_COPIES: Mapping[str, Any] = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_experimental_parallel_async_compute_limit": 1000,
+}
+"""With them, XLA for GPUs runs copies beside kernels. By default, two copies at most are under way at once
+(`make bench-launches`)."""
 
 Told = Callable[[int, int], None]
 _Made = TypeVar("_Made")
@@ -57,10 +65,14 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:
-    """A compiled segment: `call` takes its inputs and returns the tuple of its outputs."""
+    """A compiled segment: `call` takes its inputs and returns the tuple of its outputs.
+
+    `fault` says, as a clause of a sentence, why its copies to and from the host do not run beside kernels; None if they do.
+    """
 
     call: Callable[..., Any]
     sizes: Sizes
+    fault: str | None = None
 
 
 class CompiledWhole(NamedTuple):
@@ -123,7 +135,7 @@ class Compiler:
             refused = any(map(self._is_refused, code.avals))
             is_placed = code.out_shardings is not None or code.on_host is not None
             call = self._call_of(jitted, is_placed=is_placed) if refused else None
-            return pool.submit(_compile, lowered, call)
+            return pool.submit(_compile, lowered, call, has_copies=self._has_copies(code))
 
         for code, executable in _in_a_pool(codes, self._done, begin, self._left, progress):
             self._done[code.content] = self._finished(code, executable)
@@ -210,9 +222,16 @@ class Compiler:
             code.function,
             donate_argnums=() if self._debugs_numbers else code.donated,
             keep_unused=True,
-            compiler_options=self._compiler_options,
+            compiler_options=self._options_for(code),
             **placed,
         )
+
+    def _options_for(self, code: SegmentCode) -> dict[str, Any] | None:
+        return {**_FOR_COPIES, **(self._compiler_options or {})} if self._has_copies(code) else self._compiler_options
+
+    def _has_copies(self, code: SegmentCode) -> bool:
+        """Whether the code copies to or from the host beside kernels; on a CPU, all memory is the host's."""
+        return code.copies and self.device.platform in GPUS
 
     def _is_refused(self, aval: Any) -> bool:
         """Whether a compiled function refuses an input that a jitted function accepts.
@@ -307,11 +326,12 @@ def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs:
     return jitted(*args, **kwargs)
 
 
-def _compile(lowered: Any, call: Callable[..., Any] | None) -> Executable:
+def _compile(lowered: Any, call: Callable[..., Any] | None, *, has_copies: bool) -> Executable:
     """Compile a lowered segment. If `call` is not None, it is called instead of the compiled function."""
     with _short_compilations_cached():
         compiled = lowered.compile()
-    return Executable(call or compiled, _read_sizes(compiled))
+    fault = read_copies(compiled.as_text()).fault() if has_copies else None
+    return Executable(call or compiled, _read_sizes(compiled), fault)
 
 
 def _sizes_of(lowered: Any) -> Sizes:

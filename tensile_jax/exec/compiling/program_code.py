@@ -20,13 +20,21 @@ stay in memory longer.
 No form is the best for every step, and only XLA's compiler shows the peak. `exec/fitting/next_program.py` looks at that peak and
 decides what is compiled next.
 
-If a tensor is copied to the host and back within the program, the copies are calls of `jax.device_put`. XLA for GPUs makes them
-asynchronous. Other copies, of state for instance, lie between two programs (`plan/result/joined.py`): XLA would read an argument
-in host memory where it is, synchronously. XLA for CPUs drops the barriers, and with them the plan. So this module is used for
-GPUs only.
+A copy is a call of `jax.device_put`, which XLA for GPUs turns into an asynchronous copy. Barriers say when it begins and ends:
+
+    copy in     The value in host memory crosses the barrier of the boundary at which the copy begins. The value on the device
+                crosses the barrier before the first segment that reads it.
+    copy out    It reads a value that has crossed the barrier of the boundary at which it begins. The value in host memory crosses
+                the barrier of the boundary that waits for the copy.
+
+Without a barrier between them, XLA deletes a copy out and a copy back. Arguments and results that rest in host memory between two
+iterations are there when the program begins and ends (`plan/result/joined.py`). `async_copies.py` checks in the compiled program
+that copies run beside kernels. XLA for CPUs drops the barriers, and with them the plan. So this module is used for GPUs only.
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -50,43 +58,37 @@ def program_code(
 
     Args:
         joined: the program as one segment, which says what is given to it, what it returns and what is donated.
+        graph: the graph as the program sees it (`graph_of_programs`), which says what it takes and leaves in host memory.
     """
     parts = plan.segments[program.first : program.end]
     codes = [builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, ()) for s in parts]
-    crossing = [_crossing(parts, index, joined, form, graph) for index in range(len(parts))]
-    ahead = [_ahead(parts, index, form, graph) for index in range(len(parts))]
+    boundaries = _boundaries(program, parts, joined, form, graph)
     owned = {o for s in parts for o in unranged(s.operators)}
     effectful = any(operator.effectful for operator in graph.operators if operator.id in owned)
+    rests = frozenset(t.id for t in graph.tensors if t.in_host_memory)
 
     def function(*given: Any) -> tuple[Any, ...]:
         values: _Values = dict(zip(joined.inputs, given, strict=True))
-        on_host: _Values = {}
+        on_host: _Values = {t: values[t] for t in joined.inputs if t in rests}
         early: _Values = {}  # arguments of the step that have crossed the boundary before the segment that reads them
-        for instruction in program.code:
-            match instruction:
-                case StartSwapOut(tensors):
-                    on_host.update((t, jax.device_put(values[t], jax.memory.Space.Host)) for t in tensors)
-                case FinishSwapOut(tensors):
-                    for t in tensors:
-                        del values[t]
-                case StartSwapIn(tensors):
-                    values.update((t, jax.device_put(on_host[t], jax.memory.Space.Device)) for t in tensors)
-                case Launch(index, inputs, outputs):
-                    place = index - program.first
-                    arrived = early
-                    early = _hold_back(values, crossing[place], ahead[place]) if place else {}
-                    made = codes[place].function(*(arrived.get(t, values[t]) for t in inputs))
-                    values.update(zip(outputs, made, strict=False))  # with effects, it returns one number more
-                case FinishSwapIn() | Free():
-                    pass
+        for boundary, part, code in zip_longest(boundaries, parts, codes):
+            arrived = early
+            early = boundary.cross(values, on_host)
+            if part is None:
+                break
+            made = code.function(*(arrived.get(t, values[t]) for t in part.inputs))
+            values.update(zip(part.outputs, made, strict=False))  # with effects, it returns one number more
         at_the_end = (jnp.zeros((), bool),) if effectful else ()
-        return (*(values[t] for t in joined.outputs), *at_the_end)
+        return (*(on_host[t] if t in on_host and t in rests else values[t] for t in joined.outputs), *at_the_end)
 
-    around = builder.code([], joined.inputs, (), joined.donated)
+    around = builder.code([], joined.inputs, (), joined.donated, rests=rests)
     content = ("program", form, around.content, _wiring(plan, program, joined), tuple(code.content for code in codes))
-    out_shardings = builder.out_shardings(joined.outputs, effectful=effectful)
-    on_host = builder.on_host(joined.inputs, joined.outputs, effectful=effectful)
-    return SegmentCode(function, around.avals, around.donated, content, out_shardings, on_host)
+    out_shardings = builder.out_shardings(joined.outputs, effectful=effectful, rests=rests)
+    on_host = builder.on_host(joined.inputs, joined.outputs, effectful=effectful, rests=rests)
+    copies = any(isinstance(i, StartSwapIn | StartSwapOut) for i in program.code)
+    return SegmentCode(
+        function, around.avals, around.donated, content, out_shardings, on_host, sum(c.operators for c in codes), copies
+    )
 
 
 def _wiring(plan: Plan, program: JoinedProgram, joined: Segment) -> Hashable:
@@ -101,11 +103,83 @@ def _wiring(plan: Plan, program: JoinedProgram, joined: Segment) -> Hashable:
         match instruction:
             case Launch(index, inputs, outputs):
                 found.append((of(inputs), of(outputs), len(unranged(plan.segments[index].recomputes))))
-            case StartSwapOut(tensors) | FinishSwapOut(tensors) | StartSwapIn(tensors):
+            case StartSwapOut(tensors) | FinishSwapOut(tensors) | StartSwapIn(tensors) | FinishSwapIn(tensors):
                 found.append((type(instruction).__name__, of(tensors)))
-            case FinishSwapIn() | Free():
+            case Free():
                 pass
     return (*found, of(joined.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Boundary:
+    """What happens at a boundary of the plan within a program, or at its beginning or end.
+
+    Attributes:
+        crossing: the tensors that cross the barrier, if they exist then; none at the beginning and at the end.
+        ahead: the arguments of the step that cross the barrier for the segment after the next one.
+        starts_out, ends_out, starts_in, ends_in: the tensors whose copies begin or end here.
+    """
+
+    crossing: tuple[TensorId, ...] = ()
+    ahead: tuple[TensorId, ...] = ()
+    starts_out: tuple[TensorId, ...] = ()
+    ends_out: tuple[TensorId, ...] = ()
+    starts_in: tuple[TensorId, ...] = ()
+    ends_in: tuple[TensorId, ...] = ()
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies begin or end here."""
+        return bool(self.starts_out or self.ends_out or self.starts_in or self.ends_in)
+
+    def cross(self, values: _Values, on_host: _Values) -> _Values:
+        """Update the values on the device and on the host. Returns those of `ahead`."""
+        early: _Values = {}
+        if self.crossing:
+            there = _that_can_cross(values, (*self.crossing, *self.ends_in))
+            others = _that_can_cross(values, self.ahead)
+            hosts = _that_can_cross(on_host, (*self.starts_in, *self.ends_out))
+            after = jax.lax.optimization_barrier((there, others, hosts)) if there or hosts else ({}, {}, {})
+            values.update(after[0])
+            early = after[1]
+            on_host.update(after[2])
+        on_host.update((t, jax.device_put(values[t], jax.memory.Space.Host)) for t in self.starts_out)
+        for t in self.ends_out:
+            del values[t]
+        values.update((t, jax.device_put(on_host[t], jax.memory.Space.Device)) for t in self.starts_in)
+        return early
+
+
+def _boundaries(
+    program: JoinedProgram, parts: Sequence[Segment], joined: Segment, form: Barriers, graph: Graph
+) -> list[_Boundary]:
+    """The beginning of the program, the boundaries in it, and its end."""
+    found = [_Boundary()]
+    for instruction in program.code:
+        match instruction:
+            case StartSwapOut(tensors):
+                found[-1] = replace(found[-1], starts_out=tensors)
+            case FinishSwapOut(tensors):
+                found[-1] = replace(found[-1], ends_out=tensors)
+            case StartSwapIn(tensors):
+                found[-1] = replace(found[-1], starts_in=tensors)
+            case FinishSwapIn(tensors):
+                found[-1] = replace(found[-1], ends_in=tensors)
+            case Launch(index):
+                place = index + 1 - program.first
+                if place < len(parts):
+                    crossing, ahead = _crossing(parts, place, joined, form, graph), _ahead(parts, place, form, graph)
+                    found.append(_Boundary(tuple(crossing), tuple(ahead)))
+                else:
+                    found.append(_Boundary())
+            case Free():
+                pass
+    copies = form == "chain" and any(one.has_copies for one in found)
+    # XLA then starts a copy where the plan does, and no operator of the segment before it comes late (`make bench-launches`)
+    return [
+        replace(one, crossing=(*one.crossing, *parts[place - 1].outputs)) if one.crossing and copies else one
+        for place, one in enumerate(found)
+    ]
 
 
 def _crossing(parts: Sequence[Segment], index: int, joined: Segment, form: Barriers, graph: Graph) -> list[TensorId]:
@@ -116,7 +190,7 @@ def _crossing(parts: Sequence[Segment], index: int, joined: Segment, form: Barri
             later = {t for s in parts[index:] for t in s.inputs} | set(joined.outputs)
             made = [t for s in parts[:index] for t in s.outputs]
             return [t for t in dict.fromkeys((*segment.inputs, *made, *joined.inputs)) if t in later]
-        case "inputs":
+        case "inputs" | "chain":
             return list(segment.inputs)
         case "lag":
             later = {t for s in parts[index:] for t in s.inputs} | set(joined.outputs)
@@ -134,17 +208,10 @@ def _ahead(parts: Sequence[Segment], index: int, form: Barriers, graph: Graph) -
     return [t for t in parts[index + 1].inputs if graph.tensors[t].producer is None]
 
 
-def _hold_back(values: _Values, crossing: Sequence[TensorId], ahead: Sequence[TensorId]) -> _Values:
-    """Let what comes after this wait until all these values exist. Returns those of `ahead` for who is to wait for them."""
-    several = [t for t in crossing if t in values and _can_cross(values[t])]
-    others = [t for t in ahead if t in values and _can_cross(values[t])]
-    if not several:
-        return {}
-    after = jax.lax.optimization_barrier(tuple(values[t] for t in (*several, *others)))
-    values.update(zip(several, after, strict=False))
-    return dict(zip(others, after[len(several) :], strict=True))
+def _that_can_cross(values: _Values, tensors: Sequence[TensorId]) -> _Values:
+    """Those of the tensors that exist and that a barrier takes; it takes no random keys and no tokens."""
+    return {t: values[t] for t in tensors if t in values and _is_plain(values[t])}
 
 
-def _can_cross(value: Any) -> bool:
-    """Whether a barrier takes the value; it takes no random keys and no tokens."""
+def _is_plain(value: Any) -> bool:
     return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)

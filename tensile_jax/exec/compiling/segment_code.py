@@ -10,7 +10,7 @@ number, since XLA:CPU fails to compile some programs in which a callback reads t
 "instruction->IsDead() ... is live and cannot be removed").
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import convert_element_type_p
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tensile_jax.exec.transfer import HOST
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace import (
     Program,
@@ -45,6 +46,7 @@ class SegmentCode:
         out_shardings: for each result its sharding, if the step runs on several devices; `avals` then have shardings, too.
         on_host: for each result whether it is in host memory, if any input or result is, and the step runs on one device.
         operators: how many operators it runs. Code of many operators takes long to compile.
+        copies: whether it copies tensors to and from the host beside its operators.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -54,6 +56,7 @@ class SegmentCode:
     out_shardings: tuple[Any, ...] | None = None
     on_host: tuple[bool, ...] | None = None
     operators: int = 0
+    copies: bool = False
 
 
 class SegmentBuilder:
@@ -71,8 +74,14 @@ class SegmentBuilder:
         inputs: Sequence[TensorId],
         outputs: Sequence[TensorId],
         donated: Sequence[TensorId],
+        *,
+        rests: Collection[TensorId] = (),
     ) -> SegmentCode:
-        """The code of the segment that runs `operators` (in order) on `inputs` and returns `outputs`."""
+        """The code of the segment that runs `operators` (in order) on `inputs` and returns `outputs`.
+
+        Args:
+            rests: the tensors that a plan has in host memory when the segment begins, or when it ends.
+        """
         program = self._program
         reads = tuple(self._variables[t] for t in inputs)
         writes = tuple(self._variables[t] for t in outputs)
@@ -94,26 +103,33 @@ class SegmentBuilder:
                 number[v] = len(number)
             body.append((e.primitive, self._params[o], arguments, len(e.outputs), e.context))
         placed = {} if self._divided is None else self._divided.of
-        avals = tuple(_struct(program.avals[v], placed.get(v)) for v in reads)
+        avals = tuple(
+            _struct(program.avals[v], placed.get(v), on_host=t in rests) for v, t in zip(reads, inputs, strict=True)
+        )  # fmt: skip
         shapes = tuple(
             (a.shape, a.dtype, a.weak_type, a.sharding, in_host_memory(a)) if hasattr(a, "shape") else type(a) for a in avals
         )
-        out_shardings = self.out_shardings(outputs, effectful=effectful)
+        out_shardings = self.out_shardings(outputs, effectful=effectful, rests=rests)
         results = tuple((number[v], v in program.weak) for v in writes)
         content = (shapes, tuple(body), results, positions, out_shardings)
-        on_host = self.on_host(inputs, outputs, effectful=effectful)
+        on_host = self.on_host(inputs, outputs, effectful=effectful, rests=rests)
         return SegmentCode(segment, avals, positions, content, out_shardings, on_host, len(operators))
 
-    def out_shardings(self, outputs: Sequence[TensorId], *, effectful: bool) -> tuple[Any, ...] | None:
+    def out_shardings(
+        self, outputs: Sequence[TensorId], *, effectful: bool, rests: Collection[TensorId] = ()
+    ) -> tuple[Any, ...] | None:
         """The shardings of the results of a segment with these outputs; None if the step runs on one device."""
         if self._divided is None:
             return None
         at_the_end = (NamedSharding(self._divided.mesh, PartitionSpec()),) if effectful else ()
-        return (*(self._divided.of.get(self._variables[t]) for t in outputs), *at_the_end)
+        found = [_placed(self._divided.of.get(self._variables[t]), on_host=t in rests) for t in outputs]
+        return (*found, *at_the_end)
 
-    def on_host(self, inputs: Sequence[TensorId], outputs: Sequence[TensorId], *, effectful: bool) -> tuple[bool, ...] | None:
+    def on_host(
+        self, inputs: Sequence[TensorId], outputs: Sequence[TensorId], *, effectful: bool, rests: Collection[TensorId] = ()
+    ) -> tuple[bool, ...] | None:
         """`SegmentCode.on_host` of a segment with these inputs and outputs."""
-        there = [in_host_memory(self._program.avals[self._variables[t]]) for t in (*inputs, *outputs)]
+        there = [t in rests or in_host_memory(self._program.avals[self._variables[t]]) for t in (*inputs, *outputs)]
         if self._divided is not None or not any(there):
             return None
         return (*there[len(inputs) :], *((False,) if effectful else ()))
@@ -126,8 +142,15 @@ def _typed(value: Any, *, weak: bool) -> Any:
     return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=weak, sharding=None)
 
 
-def _struct(aval: Any, sharding: Any) -> Any:
+def _struct(aval: Any, sharding: Any, *, on_host: bool) -> Any:
     """What stands for a value when a segment is lowered: its shape; in host memory, its type; for a token, a token."""
     if not hasattr(aval, "shape"):
         return jax.jit(jax.lax.create_token)()
-    return array_type(aval) if sharding is None and in_host_memory(aval) else shape_struct(aval, sharding)
+    if sharding is None and (on_host or in_host_memory(aval)):
+        return array_type(aval.update(memory_space=jax.memory.Space.Host))
+    return shape_struct(aval, _placed(sharding, on_host=on_host))
+
+
+def _placed(sharding: Any, *, on_host: bool) -> Any:
+    """The sharding, in host memory if the value is there."""
+    return sharding.with_memory_kind(HOST) if on_host and sharding is not None else sharding

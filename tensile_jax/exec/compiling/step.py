@@ -15,6 +15,7 @@ import jax
 
 from tensile_jax.exec.compiling.compiler import GPUS, Compiler, Executable
 from tensile_jax.exec.compiling.plain_jit import PlainJit
+from tensile_jax.exec.compiling.seen_on_gpus import is_seen
 from tensile_jax.exec.compiling.segment_code import SegmentBuilder
 from tensile_jax.exec.processes.agreement import ALONE, Agreement
 from tensile_jax.exec.transfer import divided_as, is_divided
@@ -23,6 +24,7 @@ from tensile_jax.plan import Choice, DeviceProfile, Planner, PolicyName
 from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections, no_corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
+from tensile_jax.plan.result.joined import graph_of_programs
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import Progress
 from tensile_jax.trace import TracedStep
@@ -32,7 +34,7 @@ _MOST_ITERATIONS = 8  # of an opened loop, each of which a program contains; not
 _LONG_LAUNCH = 0.005
 """Of the step as one executable: from there on, joining five segments gains 2 %. On one device, programs gain nothing else, and
 XLA packs their buffers with gaps (`make bench-launches`)."""
-LaunchName = Literal["auto", "segments", "program"]
+LaunchName = Literal["auto", "segments", "program", "one_program"]
 _Made = TypeVar("_Made")
 
 
@@ -43,7 +45,8 @@ class Options:
     `host_limit` is the most bytes that a plan may have in host memory, on each device; zero: nothing is swapped. `host_basis`
     says for people where the limit comes from, and is empty if the user gave it. `agreed_swaps` are the swaps on which several
     jobs of policy `tensile` have agreed, if this is one of them. `launch` is "segments", "program" (segments between two copies
-    are one executable where that keeps the budget), or "auto".
+    are one executable where that keeps the budget), "one_program" (all segments are one executable, with the copies inside, where
+    that keeps the budget), or "auto".
     """
 
     policy: PolicyName
@@ -104,7 +107,8 @@ class Step:
     def kind(self) -> object:
         """What must be equal for two steps to have the same plans. Two steps of one kind share what is known of them."""
         options = self.options
-        asked = options.policy, options.max_slowdown, options.agreed_swaps, self.in_one_program, options.state_memory
+        launch = self.in_one_program, self.copies_inside
+        asked = options.policy, options.max_slowdown, options.agreed_swaps, launch, options.state_memory
         where = options.profile, self.planner.model.host_limit, self.compiler.kind
         return self.graph.fingerprint, asked, where, tuple((o, body.nbytes, body.us) for o, body in self.bodies.items())
 
@@ -119,7 +123,8 @@ class Step:
             ).hexdigest()
 
         options = self.options
-        return self.once("structure", digest), options.policy, self.in_one_program, options.state_memory, options.profile.name
+        asked = options.policy, self.in_one_program, self.copies_inside, options.state_memory, options.profile.name
+        return self.once("structure", digest), asked
 
     @property
     def compiles_for_profile(self) -> bool:
@@ -131,7 +136,7 @@ class Step:
         """Whether the segments are to be one executable, if a form of it keeps the budget."""
         options = self.options
         if options.launch != "auto":
-            return options.launch == "program"
+            return options.launch in ("program", "one_program")
         if options.policy != "auto" or self.compiler.device.platform not in GPUS:
             return False
         model = self.planner.model
@@ -151,6 +156,13 @@ class Step:
             return plain_us
         predicted_us = self.once("uncorrected", lambda: mine.corrected(no_corrections(len(mine.graph.operators))).whole_us)
         return plain_us * mine.whole_us / predicted_us
+
+    @property
+    def copies_inside(self) -> bool:
+        """Whether copies to and from the host are to be part of the executable, if the segments are to be one."""
+        if self.options.launch == "auto" and self.in_one_program:
+            return is_seen("program with copies", self.compiler.device.device_kind, jax.__version__)
+        return self.options.launch == "one_program"
 
     def whole_call(self) -> Callable[..., Any]:
         """What runs the step as one executable: plain `jax.jit`'s own, called so that it takes all arguments of the step."""
@@ -256,6 +268,11 @@ class CompiledPlan:
     launched: Plan
     executables: Sequence[Executable] | None
     spent: Spent = Spent()
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that `launched` is for."""
+        return graph_of_programs(self.plan, self.step.graph)
 
     @property
     def distinct_segments(self) -> int:

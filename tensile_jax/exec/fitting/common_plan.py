@@ -19,6 +19,7 @@ from tensile_jax.exec.fitting.find_plan import begin
 from tensile_jax.exec.processes.agreement import compare
 from tensile_jax.exec.processes.orders import CompilePrograms, CompileSegments, CompileWhole, Order, Run
 from tensile_jax.plan.result.check import check
+from tensile_jax.plan.result.joined import graph_of_programs
 from tensile_jax.plan_format import Plan
 
 
@@ -62,7 +63,7 @@ def _follow(step: Step) -> CompiledPlan:
             case Run(plan=plan, joined=joined):
                 launched = joined or plan
                 if not plan.whole:
-                    check(launched, step.graph)
+                    check(launched, graph_of_programs(plan, step.graph))
                 if plan.whole:
                     executables = [whole_executable(step, plan.peak_bytes)]
                 else:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 
@@ -49,6 +49,7 @@ _NEAR_FLOOR = 0.5
 """Before refusing, compile plain jit if it could change the answer: for bytes, if the floor is at least 0.5 of its predicted
 peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
 _MANY_OPERATORS = 1000  # a larger step whose arguments and results exceed the budget is refused without compiling; not tuned
+_NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by more is not compiled (`make bench-launches`)
 _MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
 _NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
 
@@ -258,11 +259,9 @@ def _predict_anew(fitting: Fitting, goal: Goal) -> CompiledPlan:
         if shown is None:
             raise fitting.planner.no_verified_plan()
         return shown
-    if in_one_program and can_be_joined(found.plan, fitting.step.graph):
-        choice = replace(found.choice, barriers=first_try(goal.limit, devices=fitting.step.traced.devices).form)
-        as_program = fitting.planner.plan_of(choice, goal, fitting.measured)
-        if as_program is not None:
-            found = Planned(as_program, choice)
+    as_program = _first_program(fitting, found, goal) if in_one_program else None
+    if as_program is not None:
+        found = Planned(as_program.plan, as_program.choice)
     return fitting.as_predicted(found)
 
 
@@ -433,27 +432,63 @@ def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan |
     None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster.
     """
     step = fitting.step
-    if not step.in_one_program:
-        return None
+    plan = _first_program(fitting, chosen, goal) if step.in_one_program else None
     best: CompiledPlan | None = None
-    plan: Planned | None = chosen
     tried: list[Tried] = []
-    following: Try | None = first_try(goal.limit, devices=step.traced.devices)
-    while following is not None and plan is not None and can_be_joined(plan.plan, step.graph):
-        found = fitting.compiled(replace(plan.choice, barriers=following.form), goal)
+    while plan is not None:
+        assert plan.choice.barriers is not None  # it is a program
+        found = fitting.compiled(plan.choice, goal)
         if found is None:
             break
         if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
             best = found
-        tried.append(Tried(*following, found.plan.peak_bytes))
+        tried.append(Tried(plan.limit, plan.choice.barriers, found.plan.peak_bytes))
         fast = best is not None and best.plan.step_us <= _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
         if fast or len(tried) == _MOST_PROGRAMS:
             break
         following = next_try(tried, goal.limit, devices=step.traced.devices)
-        if following is not None:
-            plan = fitting.chosen(Goal(following.limit, goal.max_slowdown))
+        plan = None if following is None else _program_for(fitting, following, goal)
     slower = best is not None and best.launched.step_us > chosen.plan.step_us
     return None if slower and fitting.options.launch == "auto" and step.traced.devices == 1 else best
+
+
+class _Program(NamedTuple):
+    """A plan in one program or several, predicted, with its choice, and the limit under which its segments were chosen."""
+
+    plan: Plan
+    choice: Choice
+    limit: float
+
+
+def _first_program(fitting: Fitting, chosen: Planned, goal: Goal) -> _Program | None:
+    """The first program to compile; None if segments cannot be joined.
+
+    A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
+    expected to exceed the limit by much, its segments are chosen under a lower limit, once.
+    """
+    step = fitting.step
+    copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
+    first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
+    found = _as_joined(fitting, chosen, first, goal)
+    excess = 0.0 if found is None else found.plan.peak_bytes - goal.limit
+    if excess <= _NEAR_PROGRAM * goal.limit:
+        return found
+    return _program_for(fitting, Try(goal.limit - excess, first.form), goal) or found
+
+
+def _program_for(fitting: Fitting, wanted: Try, goal: Goal) -> _Program | None:
+    """The program whose segments are chosen under this limit; None if there is none."""
+    chosen = fitting.chosen(Goal(wanted.limit, goal.max_slowdown))
+    return None if chosen is None else _as_joined(fitting, chosen, wanted, goal)
+
+
+def _as_joined(fitting: Fitting, chosen: Planned, wanted: Try, goal: Goal) -> _Program | None:
+    """The chosen plan as programs of this form; None if its segments cannot be joined."""
+    if not can_be_joined(chosen.plan, fitting.step.graph, wanted.form):
+        return None
+    choice = replace(chosen.choice, barriers=wanted.form)
+    plan = fitting.planner.plan_of(choice, goal, fitting.measured)
+    return None if plan is None else _Program(plan, choice, wanted.limit)
 
 
 def _smallest_plan(fitting: Fitting, goal: Goal) -> CompiledPlan:

@@ -27,10 +27,10 @@ from tensile_jax.exec.fitting.knowledge import Knowledge, Precedent
 from tensile_jax.exec.fitting.knowledge_store import STORE
 from tensile_jax.exec.processes.orders import CompilePrograms, CompileSegments
 from tensile_jax.exec.running.driven_loop import driven_segment
-from tensile_jax.ir import OperatorId, TensorId
+from tensile_jax.ir import Graph, OperatorId, TensorId
 from tensile_jax.plan import Choice, CompiledSizes, Goal, Planned
 from tensile_jax.plan.result.check import check
-from tensile_jax.plan.result.joined import joined, programs_of
+from tensile_jax.plan.result.joined import graph_of_programs, joined, programs_of
 from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
 from tensile_jax.progress.phases import PLAIN_JIT, PLANNING
 
@@ -41,9 +41,10 @@ _ADAPTED, _SAME_SHARE = 1.03, 1.05
 """A plan of other shapes is adapted if the slowdown and the share of plain jit's peak differ by no more. More saves more searches
 and may give slower plans (not tuned)."""
 _NOT_JOINED = (
-    "launch='program' was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
+    "launch={!r} was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
     "there is a copy at every boundary."
 )
+_SYNCHRONOUS = "launch={!r} was asked for. Each segment is launched by itself, since in the program that XLA has compiled {}."
 
 _Found = TypeVar("_Found")
 
@@ -92,6 +93,7 @@ class Fitting:
         precedent = None if predicts else STORE.precedent(step.structure)
         self._alike = {} if precedent is None else precedent.workspaces
         self._tried: set[object] = set()  # the keys of the choices that were compiled
+        self._fault: str | None = None  # of the copies in the latest program that was compiled
         self._bodies: dict[OperatorId, CompiledPlan] = {}  # of driven loops, once they are compiled
 
     @property
@@ -396,15 +398,23 @@ class Fitting:
         return found
 
     def compile_programs(self, plan: Plan, choice: Choice | None) -> CompiledPlan | None:
-        """A plan whose segments are joined into programs, compiled, with their sizes; None if the replay refuses it."""
+        """A plan whose segments are joined into programs, compiled, with their sizes.
+
+        None if the replay refuses it, or if copies in it do not run beside kernels (`async_copies.py`).
+        """
         step = self.step
         step.agreement.tell(CompilePrograms(plan))
         programs, profile = programs_of(plan, step.graph), self.planner.model.profile
+        graph = graph_of_programs(plan, step.graph)
         segments = joined(plan, programs, step.graph, profile).segments
         executables = self.program_executables(plan)
-        found = joined(plan, programs, step.graph, profile, self._workspaces_of(segments, [e.sizes for e in executables]))
+        workspaces = self._workspaces_of(segments, [e.sizes for e in executables], graph)
+        self._fault = next((e.fault for e in executables if e.fault is not None), None)
+        if self._fault is not None:
+            return None
+        found = joined(plan, programs, step.graph, profile, workspaces)
         try:
-            check(found, step.graph)
+            check(found, graph)
         except InvalidPlan:
             return None
         plan = replace(
@@ -423,19 +433,19 @@ class Fitting:
         programs = programs_of(plan, step.graph)
         segments = joined(plan, programs, step.graph, self.planner.model.profile).segments
         codes = [
-            program_code(plan, program, segment, plan.barriers, step.builder, step.graph)
+            program_code(plan, program, segment, plan.barriers, step.builder, graph_of_programs(plan, step.graph))
             for program, segment in zip(programs, segments, strict=True)
         ]
         return self._compile(codes, "compiling programs")
 
     def workspaces(self, plan: Plan, sizes: Sequence[Sizes]) -> list[int]:
         """Each segment's workspace in bytes, from XLA's sizes; of several processes, the largest."""
-        return self._workspaces_of(plan.segments, sizes)
+        return self._workspaces_of(plan.segments, sizes, self.step.graph)
 
-    def _workspaces_of(self, segments: Sequence[Segment], sizes: Sequence[Sizes]) -> list[int]:
+    def _workspaces_of(self, segments: Sequence[Segment], sizes: Sequence[Sizes], graph: Graph) -> list[int]:
         step = self.step
         counts_host = step.compiler.device.platform == "cpu"  # XLA for CPUs counts host memory as if it were the device's
-        size = [t.nbytes + (t.host_bytes or 0 if counts_host else 0) for t in step.graph.tensors]
+        size = [t.nbytes + (t.host_bytes or 0 if counts_host else 0) for t in graph.tensors]
         own = [
             max(0, one.workspace(outputs=sum(size[t] for t in s.outputs), donated=sum(size[t] for t in s.donated)))
             for s, one in zip(segments, sizes, strict=True)
@@ -467,8 +477,9 @@ class Fitting:
         mine = budget is not None and budget.nbytes == plan.budget_bytes
         basis = budget.basis if budget is not None and mine else plan.budget_basis
         notes = () if plan.whole else traced.notes
-        if self.options.launch == "program" and plan.launch == "segments" and not plan.whole:
-            notes += (_NOT_JOINED,)
+        launch = self.options.launch
+        if launch in ("program", "one_program") and plan.launch == "segments" and not plan.whole:
+            notes += ((_NOT_JOINED if self._fault is None else _SYNCHRONOUS).format(launch, self._fault),)
         plan = replace(plan, budget_basis=basis, notes=(*notes, *plan.notes), devices=traced.devices)
         plan = replace(plan, jit_step_us=round(self.step.jit_step_us, 3))
         return plan if plan.whole else self._with_loops(plan)

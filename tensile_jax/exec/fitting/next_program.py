@@ -9,8 +9,9 @@ peak of the program before:
     above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
                             limit falls by another half of the excess. On several devices, the next program then has the form
                             `live`, which mostly needs less
-    far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans.
-                            On several devices, the next program has the form `live` at once
+    far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans;
+                            but a program with copies (form `chain`) is made for less. On several devices, the next program has
+                            the form `live` at once
     far below the budget    this plan leaves memory unused, and so loses time. The next limit is higher. After the first plan, it
                             rises by as much as the peak is too low. Later, a straight line through the peaks of two plans gives
                             the limit at which the peak meets the budget, less a margin. If these two have different forms, the
@@ -52,13 +53,14 @@ class Tried(NamedTuple):
     peak_bytes: int
 
 
-def first_try(budget: float, *, devices: int) -> Try:
+def first_try(budget: float, *, devices: int, copies: bool = False) -> Try:
     """How the first program is made.
 
-    On several devices it has the form `lag`, which leaves the most of what devices exchange beside kernels. On one, a decoder
-    needs the same in each form, and ResNet-50 the least with `inputs` (`make bench-launches`).
+    A program that copies to and from the host has the form `chain`, which alone has copies. On several devices, the first program
+    has the form `lag`, which leaves the most of what devices exchange beside kernels. On one, a decoder needs the same in each
+    form, and ResNet-50 the least with `inputs` (`make bench-launches`).
     """
-    return Try(budget, "inputs" if devices == 1 else "lag")
+    return Try(budget, "chain" if copies else "inputs" if devices == 1 else "lag")
 
 
 def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | None:
@@ -74,7 +76,8 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
         again, far = len(tried) > 1, excess > _FAR_ABOVE * budget
         lower = (_AGAIN if again else 1.0) * excess + _MARGIN * budget
         if devices == 1:
-            return None if far and not again else Try(latest.limit - lower, latest.form)
+            gives_up = far and not again and latest.form != "chain"
+            return None if gives_up else Try(latest.limit - lower, latest.form)
         return Try(latest.limit - lower, "live" if far or again else latest.form)
     nearest = max(below, key=lambda one: one.peak_bytes)
     far = _FIRST_FAR if len(below) == len(tried) else _FAR

@@ -112,7 +112,7 @@ def executor_of(compiled: CompiledPlan, transfer: Transfer | None = None, *, run
     assert executables is not None  # it is compiled, not predicted
     device = step.compiler.device
     return Executor(
-        instructions_of(compiled.launched, step.graph, [e.call for e in executables]),
+        instructions_of(compiled.launched, compiled.graph, [e.call for e in executables]),
         () if compiled.plan.whole else step.constants(),
         transfer or Transfer(device, committed=step.compiler.committed),
         run_ahead=device.platform != "cpu" if run_ahead is None else run_ahead,

@@ -79,7 +79,7 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
                 donated=tuple(donated),
                 frees=(*frees, *sorted(let_go.get(index, ()))),
                 resident_bytes=0,  # the sizes and times that are 0 here are filled in by `with_sizes` and `timed`
-                workspace_bytes=0,
+                workspace_bytes=workspaces[index],
                 device_bytes=0,
                 begin_us=0.0,
                 latency_us=round(own_us + again_us, 3),
@@ -95,16 +95,21 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     tensors = tuple(_planned(graph, t) for t in sorted(named))
     plan = replace(header, whole=False, tensors=tensors, segments=tuple(segments), events=tuple(events))
+    return sized(plan, graph, costs.profile)
 
+
+def sized(plan: Plan, graph: Graph, profile: DeviceProfile) -> Plan:
+    """The plan with the sizes and times that follow from its segments, their workspaces, and its events."""
     code = decode(plan, graph)
+    workspaces = [segment.workspace_bytes for segment in plan.segments]
     plan = replace(
-        with_sizes(plan, code, graph, workspaces, costs.profile),
-        recomputed_us=round(sum(s.recomputed_us for s in segments), 3),
-        swapped_out_bytes=sum(e.nbytes for e in events if e.kind == "swap_out"),
-        swapped_in_bytes=sum(e.nbytes for e in events if e.kind == "swap_in"),
+        with_sizes(plan, code, graph, workspaces, profile),
+        recomputed_us=round(sum(s.recomputed_us for s in plan.segments), 3),
+        swapped_out_bytes=sum(e.nbytes for e in plan.events if e.kind == "swap_out"),
+        swapped_in_bytes=sum(e.nbytes for e in plan.events if e.kind == "swap_in"),
         host_peak_bytes=max(host_bytes(code, graph)),
     )
-    return timed(plan, code, costs.profile)
+    return timed(plan, code, profile)
 
 
 def _donations(liveness: Liveness, contents: Contents, released: set[TensorId]) -> dict[TensorId, TensorId]:

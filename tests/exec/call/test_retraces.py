@@ -48,9 +48,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
     compile_one = compile_module._compile
 
-    def counted(lowered: Any, call: Any) -> Any:
+    def counted(lowered: Any, call: Any, **options: Any) -> Any:
         made.append(lowered)
-        return compile_one(lowered, call)
+        return compile_one(lowered, call, **options)
 
     monkeypatch.setattr(compile_module, "_compile", counted)
     return made

@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
+from tensile_jax.exec.compiling import seen_on_gpus
 from tensile_jax.exec.compiling import step as exec_step
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting import find_plan
 from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.transfer import places_on_host
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Choice, Goal
 from tensile_jax.plan_format import Barriers, Plan
@@ -171,6 +174,24 @@ def test_auto_joins_segments_on_a_gpu_where_launches_take_long(monkeypatch: pyte
     assert joins("gpu", 1e4, scanned(8)) and not joins("gpu", 1e4, scanned(9))
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "is_seen"), [("GPU A", jax.__version__, True), ("GPU A", "0.1", False), ("GPU B", jax.__version__, False)]
+)
+def test_auto_puts_copies_into_a_program_only_where_that_has_been_seen_to_work(
+    kind: str, version: str, is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen_on_gpus, "SEEN", frozenset({seen_on_gpus.Seen("program with copies", kind, version)}))
+    monkeypatch.setattr(exec_step.Step, "in_one_program", property(lambda self: True))
+
+    def inside(launch: str) -> bool:
+        step = planned(sgd_step, launch=launch)._calls.step((weights(), batch()), {})
+        monkeypatch.setattr(step.compiler, "device", dataclasses.make_dataclass("Device", ["device_kind"])("GPU A"))
+        return step.copies_inside
+
+    assert inside("auto") == is_seen
+    assert inside("one_program") and not inside("program")
+
+
 @pytest.mark.parametrize("slower", [False, True])
 def test_a_program_that_is_slower_than_its_segments_is_not_taken(monkeypatch: pytest.MonkeyPatch, slower: bool) -> None:
     compile_programs = Fitting.compile_programs
@@ -211,9 +232,11 @@ def test_on_a_cpu_auto_launches_segments() -> None:
     assert plan.launch == "segments" and not plan.notes
 
 
-def test_copies_to_the_host_and_back_are_inside_the_program(fast_link: str) -> None:
-    predicted = planned(sgd_step, device_profile=fast_link).plan(weights(), batch())
-    assert predicted.launch == "program" and predicted.swapped_in_bytes > 0
+def test_copies_to_the_host_and_back_are_inside_one_program(fast_link: str) -> None:
+    options = {"launch": "one_program", "device_profile": fast_link}
+    predicted = planned(sgd_step, **options).plan(weights(), batch())
+    assert (predicted.launch, predicted.barriers, predicted.launches) == ("program", "chain", 1)
+    assert predicted.swapped_in_bytes > 0
     saved = dataclasses.replace(predicted, budget_bytes=None)  # XLA for CPUs counts the copies as memory of the device
     function, reference = tensile.jit(sgd_step, plan=saved, donate_argnums=0, compiler_options=KEEP_BARRIERS), plain(sgd_step)
     mine, theirs = fresh(weights()), fresh(weights())
@@ -221,8 +244,88 @@ def test_copies_to_the_host_and_back_are_inside_the_program(fast_link: str) -> N
         mine, theirs = function(mine, batch())[0], reference(theirs, batch())[0]
     for a, b in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
-    assert running(function).plan.launch == "program"
-    assert function.report().passive_swap_ins == 0
+    assert running(function).plan.barriers == "chain"
+    assert function.report().passive_swap_ins == 0 and function.report().launches == 1
+
+
+def test_without_one_program_copies_lie_between_launches(fast_link: str) -> None:
+    predicted = planned(sgd_step, device_profile=fast_link).plan(weights(), batch())
+    assert predicted.swapped_in_bytes > 0 and predicted.barriers != "chain"
+    assert predicted.launch == "segments" or (predicted.launches or 0) > 1
+
+
+@pytest.fixture
+def host_state_plan(fast_link: str) -> Plan:
+    """A plan in one program that keeps state in host memory between two iterations, for `adam_step(256)`."""
+    step, state = adam_step(256)
+    inputs = batch(width=256), jax.random.key(0)
+    options = {"device_profile": fast_link, "state_memory": "any", "policy": "tensile"}
+    budget = low_budget(step, state, *inputs, part=0.2, donate_argnums=0, **options)
+    plan = planned(step, budget, launch="one_program", **options).plan(state, *inputs)
+    assert (plan.launch, plan.barriers, plan.launches) == ("program", "chain", 1)
+    return dataclasses.replace(plan, budget_bytes=None)
+
+
+def test_state_in_host_memory_is_given_to_one_program_and_returned_there(host_state_plan: Plan) -> None:
+    step, state = adam_step(256)
+    function = tensile.jit(step, plan=host_state_plan, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+    reference, mine, theirs = plain(step), fresh(state), fresh(state)
+    on_host: list[frozenset[int]] = []
+    for number in range(5):
+        inputs, given = (batch(width=256), jax.random.key(number)), mine
+        mine, loss = function(mine, *inputs)
+        theirs, expected = reference(theirs, *inputs)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+        on_host.append(places_on_host(mine))
+        jax.block_until_ready(mine)
+    for a, b in zip(numbers(mine), numbers(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)
+    assert on_host[0] and set(on_host) == {on_host[0]}
+    plan, report = running(function).plan, function.report()
+    assert plan.launches == report.launches == 1
+    assert report.passive_swap_ins == 0 and report.peak_bytes <= plan.peak_bytes
+
+
+def test_state_of_one_program_in_host_memory_can_be_evaluated_saved_and_donated_elsewhere(
+    host_state_plan: Plan, tmp_path: Path
+) -> None:
+    step, state = adam_step(256)
+    function = tensile.jit(step, plan=host_state_plan, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+    state, _ = function(fresh(state), batch(width=256), jax.random.key(0))
+    there = places_on_host(state)
+    before = numbers(state)
+    total = jax.jit(lambda tree: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree) if leaf.dtype == jnp.float32))
+    expected = sum(float(np.sum(leaf, dtype=np.float64)) for leaf in before if leaf.dtype == np.float32)
+    np.testing.assert_allclose(float(total(tensile.to_device(state))), expected, rtol=1e-3)
+    for a, b in zip(jax.device_get(jax.tree.leaves(state)), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        state = checkpointer.restore(tmp_path / "state", state)
+    assert places_on_host(state) == there
+    again, _ = function(state, batch(width=256), jax.random.key(1))  # from wherever the state is now
+    assert places_on_host(again) == there
+    moved = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)(tensile.to_device(again))
+    assert len(jax.tree.leaves(moved)) == len(before)
+
+
+def test_segments_run_where_the_copies_of_a_program_do_not_run_beside_kernels(
+    fast_link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "2 kernels read or write host memory themselves (a, b)"
+    program_executables = Fitting.program_executables
+
+    def faulty(self: Fitting, plan: Plan) -> Any:
+        return [dataclasses.replace(e, fault=said) for e in program_executables(self, plan)]
+
+    monkeypatch.setattr(Fitting, "program_executables", faulty)
+    function = planned(sgd_step, launch="one_program", device_profile=fast_link)
+    function(fresh(weights()), batch())
+    plan = running(function).plan
+    assert plan.launch == "segments" and within_budget(plan)
+    assert any("launch='one_program' was asked for" in note and said in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("state_memory", ["any", pytest.param("device", marks=pytest.mark.slow)])
@@ -334,6 +437,20 @@ def test_a_decoder_trains_as_plain_jit_does(name: str) -> None:
         theirs, expected = reference(theirs, inputs)
         np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-5)
     assert running(function).plan.launch == "program"
+
+
+def test_a_saved_plan_of_one_program_with_copies_runs_as_it_did(host_state_plan: Plan, tmp_path: Path) -> None:
+    step, state = adam_step(256)
+    inputs = batch(width=256), jax.random.key(0)
+    function = tensile.jit(step, plan=host_state_plan, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+    expected = numbers(function(fresh(state), *inputs))
+    running(function).plan.save(tmp_path / "plan.json")
+    again = tensile.jit(
+        step, plan=tensile.Plan.load(tmp_path / "plan.json"), donate_argnums=0, compiler_options=KEEP_BARRIERS
+    )  # fmt: skip
+    for a, b in zip(numbers(again(fresh(state), *inputs)), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert running(again).plan == running(function).plan
 
 
 @pytest.mark.parametrize("wrong", ["one", True, None, 1])

@@ -44,6 +44,11 @@ def test_on_one_device_no_program_follows_one_that_is_far_above_the_budget() -> 
     assert next_try([tried(100, 110, "inputs")], 100, devices=1) is None
 
 
+def test_a_program_with_copies_that_is_far_above_the_budget_is_made_for_less() -> None:
+    assert first_try(100, devices=1, copies=True) == Try(100, "chain")
+    assert next_try([tried(100, 110, "chain")], 100, devices=1) == Try(100 - 10 - 1, "chain")
+
+
 def test_a_first_peak_near_the_budget_is_the_last() -> None:
     assert next_try([tried(100, 100)], 100, devices=8) is None
     assert next_try([tried(100, 95)], 100, devices=1) is None
