@@ -49,7 +49,7 @@ The leaves determine these properties of tensors t and operators o:
                  is odd. row(o) is 0 if o is no join, or is in no chain, as the product in a gated layer
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -163,18 +163,19 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
             row[p] = 0 if len(places) == 1 else row[p] + (even > odd)
     largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
     relaid = _relaid(liveness)
-    again = _written_again(liveness, materialised, relaid, shared if fused_reductions else set())
+    again = _written_again(liveness, materialised, relaid, shared if fused_reductions else {})
     return Fusion(tuple(materialised), tuple(virtual), tuple(relaid), tuple(reread), tuple(row), largest, again)
 
 
-def _written_again(liveness: Liveness, materialised: list[bool], relaid: list[bool], shared: set[int]) -> np.ndarray:
+def _written_again(
+    liveness: Liveness, materialised: list[bool], relaid: list[bool], shared: Mapping[int, Sequence[int]]
+) -> np.ndarray:
     """`again` of every operator, if of two kernels that read one of the tensors `shared`, a later segment may run one only."""
     again = liveness.makes.sums(liveness.nbytes * _as_made(materialised, relaid))
-    for t in shared:
-        readers = sorted({p for u in liveness.uses[t] for p in _evaluating(liveness, u, materialised, most=3)})
-        if len(readers) == 2 and liveness.kinds[readers[0]] == "light":
+    for t, kernels in shared.items():
+        if len(kernels) == 2 and liveness.kinds[kernels[0]] == "light":
             again[liveness.begin[t]] -= liveness.nbytes[t]
-            again[readers[0]] += liveness.nbytes[t]
+            again[kernels[0]] += liveness.nbytes[t]
     return again
 
 
@@ -254,32 +255,26 @@ def _relaid(liveness: Liveness) -> list[bool]:
     return relaid
 
 
-def _shared(liveness: Liveness, materialised: list[bool], expensive: frozenset[str]) -> set[int]:
-    """The results of expensive light operators that several kernels read."""
-    operators, found, known = liveness.graph.operators, set[int](), materialised.copy()
-    for op in reversed(operators):
+def _shared(liveness: Liveness, materialised: Sequence[bool], expensive: frozenset[str]) -> dict[int, list[int]]:
+    """The results of expensive light operators that several kernels read; for each, the first three kernels.
+
+    Here a reduction is always a kernel of its own. Each operator is visited after all that read its results: one pass is enough.
+    """
+    operators, uses, known = liveness.graph.operators, liveness.uses, list(materialised)
+    found: dict[int, list[int]] = {}
+    kernels = [frozenset[int]()] * len(operators)  # by place: the first three that evaluate the operator
+    for place in reversed(range(len(operators))):
+        op = operators[place]
         if op.kind == "light" and op.primitive in expensive:
             for t in op.outputs:
-                readers = {p for u in liveness.uses[t] for p in _evaluating(liveness, u, known)}
-                if (len(readers) > 1 or op.primitive == _PAD) and not known[t]:
+                reading = _of_users(kernels, uses[t], 3)
+                if (len(reading) > 1 or op.primitive == _PAD) and not known[t]:
                     known[t] = True
-                    found.add(t)
-    return found
-
-
-def _evaluating(liveness: Liveness, place: int, materialised: list[bool], most: int = 2) -> set[int]:
-    """Up to `most` places of operators whose kernels evaluate the operator at `place`."""
-    operators = liveness.graph.operators
-    found: set[int] = set()
-    seen: set[int] = set()
-    stack = [place]
-    while stack and len(found) < most:
-        place = stack.pop()
-        if operators[place].kind != "light" or any(materialised[t] for t in operators[place].outputs):
-            found.add(place)
-        elif place not in seen:
-            seen.add(place)
-            stack += [p for t in operators[place].outputs for p in liveness.uses[t]]
+                    found[t] = sorted(reading)
+        if op.kind != "light" or any(known[t] for t in op.outputs):
+            kernels[place] = frozenset((place,))
+        else:
+            kernels[place] = _of_users(kernels, [p for t in op.outputs for p in uses[t]], 3)
     return found
 
 
@@ -296,6 +291,13 @@ def _kernels(liveness: Liveness, materialised: list[bool], most: int = 4) -> lis
         if op.kind == "heavy" or any(materialised[t] for t in op.outputs):
             found[place] = frozenset((place,))
         elif op.kind == "light":
-            users = {p for t in op.outputs for p in liveness.uses[t]}
-            found[place] = frozenset(sorted(frozenset[int]().union(*(found[p] for p in users)))[:most])
+            found[place] = _of_users(found, [p for t in op.outputs for p in liveness.uses[t]], most)
     return found
+
+
+def _of_users(kernels: Sequence[frozenset[int]], users: Sequence[int], most: int) -> frozenset[int]:
+    """The first `most` of the kernels that evaluate the operators at the places `users`."""
+    if len(users) == 1:
+        return kernels[users[0]]
+    several = frozenset[int]().union(*(kernels[p] for p in users))
+    return several if len(several) <= most else frozenset(sorted(several)[:most])

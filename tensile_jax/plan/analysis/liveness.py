@@ -58,6 +58,11 @@ class Liveness:
         return np.array(self.begin, dtype=np.int64)
 
     @cached_property
+    def last_uses(self) -> tuple[int, ...]:
+        """The last place that reads each tensor; -1 if none does."""
+        return tuple(places[-1] if places else -1 for places in self.uses)
+
+    @cached_property
     def nbytes(self) -> np.ndarray:
         """Sizes of the tensors."""
         return np.array([tensor.nbytes for tensor in self.graph.tensors], dtype=np.int64)

@@ -99,7 +99,8 @@ def drop_tensors(
     results, makers = makes.tensor[made], makes.place[made]
     tensor_node = np.full(len(begin), -1)
     tensor_node[results] = 2 + again.size + np.arange(results.size)
-    used = np.array([t for t in results[wanted[results]].tolist() if retention.needs[t][-1] >= turn], dtype=np.int64)
+    last_needs = retention.last_needs
+    used = np.array([t for t in results[wanted[results]].tolist() if last_needs[t] >= turn], dtype=np.int64)
     edges = (  # heads, tails, capacities
         (np.full(again.size, source), operator_node[again], _prices(liveness, fusion, price, profile)[again]),
         (tensor_node[reads.tensor[read]], operator_node[reads.place[read]], np.full(int(read.sum()), np.inf)),

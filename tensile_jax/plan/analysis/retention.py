@@ -33,18 +33,54 @@ from tensile_jax.plan.analysis.liveness import Liveness
 
 @dataclass(frozen=True, eq=False)
 class Retention:
-    """By tensor id: `end` and `needs` (ascending). By place: `reruns`, the later places for which the operator may run again."""
+    """Until when each tensor is stored if some are dropped.
+
+    By tensor id: `end`; the last of `needs`, or -1 (`last_needs`); and `needs`, ascending. By place: `reruns`, the later places
+    for which the operator may run again. In long chains, `needs` and `reruns` are far larger than the step, so they are found
+    only where a policy asks for them.
+    """
 
     liveness: Liveness
     dropped: Mapping[TensorId, int]
     end: tuple[int, ...]
-    needs: tuple[tuple[int, ...], ...]
-    reruns: tuple[tuple[int, ...], ...]
+    last_needs: tuple[int, ...]
 
     @cached_property
     def ends(self) -> np.ndarray:
         """`end` as an array."""
         return np.array(self.end, dtype=np.int64)
+
+    @property
+    def needs(self) -> tuple[tuple[int, ...], ...]:
+        """As above."""
+        return self._needs_and_reruns[0]
+
+    @property
+    def reruns(self) -> tuple[tuple[int, ...], ...]:
+        """As above."""
+        return self._needs_and_reruns[1]
+
+    @cached_property
+    def _needs_and_reruns(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        operators, uses = self.liveness.graph.operators, self.liveness.uses
+        needs = list(uses)
+        reruns: list[tuple[int, ...]] = [()] * len(operators)
+        more: dict[TensorId, set[int]] = {}  # needs beyond uses
+        for place in sorted({self.liveness.begin[t] for t in self.dropped} - {-1}, reverse=True):
+            operator = operators[place]
+            far: set[int] = set()
+            for t in operator.outputs:
+                last = self.dropped.get(t)
+                if last is not None:
+                    far.update(uses[t][bisect_right(uses[t], last) :])
+                    far.update(p for p in more.get(t, ()) if p > last)
+            if far:
+                reruns[place] = tuple(sorted(far))
+                for u in operator.inputs:
+                    more.setdefault(u, set()).update(far)
+        for t, far in more.items():
+            needs[t] = tuple(sorted(far.union(needs[t])))
+        return tuple(needs), tuple(reruns)
 
     @cached_property
     def aliases(self) -> dict[TensorId, TensorId]:
@@ -75,33 +111,22 @@ def retain(liveness: Liveness, dropped: Mapping[TensorId, int]) -> Retention:
     Results of effectful operators are never dropped. Tensors that are neither dropped nor inputs of operators that run again stay
     as in `liveness`.
     """
-    graph = liveness.graph
+    operators, begin = liveness.graph.operators, liveness.begin
     if liveness.made_once:
         dropped = {t: last for t, last in dropped.items() if t not in liveness.made_once}
-    count = len(graph.operators)
-    needs = list(liveness.uses)
-    end = list(liveness.end)
-    reruns: list[tuple[int, ...]] = [()] * count
-    more: dict[TensorId, set[int]] = {}  # needs beyond uses
-    for place in sorted({liveness.begin[t] for t in dropped} - {-1}, reverse=True):
-        operator = graph.operators[place]
-        far: set[int] = set()
-        for t in operator.outputs:
-            last = dropped.get(t)
-            if last is not None:
-                far.update(liveness.uses[t][bisect_right(liveness.uses[t], last) :])
-                far.update(p for p in more.get(t, ()) if p > last)
-        if far:
-            reruns[place] = tuple(sorted(far))
+    last_needs, end = list(liveness.last_uses), list(liveness.end)
+    for place in sorted({begin[t] for t in dropped} - {-1}, reverse=True):
+        operator = operators[place]
+        farthest = max(last_needs[t] if last_needs[t] > dropped[t] else -1 for t in operator.outputs if t in dropped)
+        if farthest >= 0:
             for u in operator.inputs:
-                more.setdefault(u, set()).update(far)
-    for t, far in more.items():
-        needs[t] = tuple(sorted(far.union(needs[t])))
-        if end[t] < count:
-            end[t] = max(needs[t][-1], end[t])
+                if last_needs[u] < farthest:
+                    last_needs[u] = farthest
+                if end[u] < farthest:  # neither a result nor the caller's, whose end is the number of operators
+                    end[u] = farthest
     for t, last in dropped.items():
         end[t] = last
-    return Retention(liveness, dropped, tuple(end), tuple(needs), tuple(reruns))
+    return Retention(liveness, dropped, tuple(end), tuple(last_needs))
 
 
 @dataclass(frozen=True, slots=True)

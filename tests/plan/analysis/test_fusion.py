@@ -1,5 +1,7 @@
 """What XLA fuses: the statistics of rows, and operands of products that it copies into another layout."""
 
+import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from tensile_jax.plan.analysis.fusion import Fusion, find_fusion
 from tensile_jax.plan.analysis.latency import rerun_latencies
 from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.trace import trace_step
-from tests.builders import PROFILE
+from tests.builders import PROFILE, graph_of
 
 _N = 64
 
@@ -203,3 +205,41 @@ def test_a_small_view_is_never_stored_and_a_large_one_may_be() -> None:
         (4 * _N, True),
         (4 * 8 * _N**3, False),
     }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_expensive_tensors_that_several_kernels_read_are_written(seed: int) -> None:
+    """A kernel belongs to a heavy operator, to a reduction, or to a light operator whose result is written."""
+    rng = random.Random(seed)
+    graph = random_light_graph(rng)
+    liveness = find_liveness(graph)
+    fusion = fusion_of(graph, fused_reductions=False)
+
+    def kernels(t: int) -> set[int]:
+        found: set[int] = set()
+        for place in liveness.uses[t]:
+            op = graph.operators[place]
+            own = op.kind != "light" or any(fusion.materialised[u] for u in op.outputs)
+            found |= {place} if own else set[int]().union(*(kernels(u) for u in op.outputs))
+        return found
+
+    read_by_kernel = {u for op in graph.operators if op.kind != "light" for u in op.inputs}
+    for op in graph.operators:
+        (t,) = op.outputs
+        if op.kind == "light" and t not in read_by_kernel:
+            assert fusion.materialised[t] == (op.primitive == "tanh" and len(kernels(t)) > 1)
+
+
+def random_light_graph(rng: random.Random) -> Graph:
+    """A graph of few heavy operators and reductions, and many light ones, of which some are expensive."""
+    lines, made = list[str](), ["x"]
+    for i in range(40):
+        kind = rng.choice(("light", "light", "light", "light", "heavy", "reduction"))
+        read = dict.fromkeys(rng.choices(made[-8:], k=rng.randint(1, 2)))
+        lines.append(f"t{i} = {kind}({', '.join(read)})")
+        made.append(f"t{i}")
+    graph = graph_of(lines, inputs="x", outputs="t39")
+    operators = tuple(
+        dataclasses.replace(op, primitive=rng.choice(("tanh", "mul"))) if op.kind == "light" else op for op in graph.operators
+    )
+    return dataclasses.replace(graph, operators=operators)

@@ -11,6 +11,7 @@ from tensile_jax.plan.analysis.liveness import find_liveness
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.analysis.retention import retain, segment_contents
 from tests.builders import graph_of, tensor_named, training_graph
+from tests.plan.small_steps import small_step
 
 # x -> a -> b -> y, with a read again at the end:      place 0    1    2
 CHAIN = graph_of(["a = heavy(x)", "b = light(a)", "y = heavy(b, a)"], inputs="x", outputs="y", sizes={"a": 10, "b": 20, "y": 40})
@@ -252,3 +253,29 @@ def test_a_graph_whose_tensors_are_out_of_place_is_refused() -> None:
 def test_a_tensor_of_negative_size_is_refused() -> None:
     with pytest.raises(ValueError, match="Tensor a must have a size of 0 bytes or more: got -1"):
         Tensor(TensorId(0), "a", "batch", -1, (), "float32", OperatorId(0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_need_and_the_end_of_a_tensor_follow_from_all_its_needs(seed: int) -> None:
+    rng = random.Random(seed)
+    graph = small_step(seed, most=30).graph
+    liveness = find_liveness(graph)
+    dropped = {t.id: max(liveness.begin[t.id], 0) + rng.randint(0, 3) for t in graph.tensors if rng.random() < 0.4}
+    retention = retain(liveness, dropped)
+    for t, needs in enumerate(retention.needs):
+        assert retention.last_needs[t] == max(needs, default=-1)
+        end = max(liveness.end[t], *needs, -1)
+        assert retention.end[t] == dropped.get(TensorId(t), end)
+
+
+def test_the_input_of_a_long_chain_is_kept_for_the_last_one_that_computes_the_chain_again() -> None:
+    length = 6000  # all needs together are 18 million places
+    chain = [f"t{i + 1} = light(t{i})" for i in range(length)]
+    readers = [f"s{i} = heavy(t{length - i})" for i in range(length)]
+    graph = graph_of([*chain, *readers], inputs="t0", outputs="s0", donated="t0")
+    liveness = find_liveness(graph)
+    retention = retain(
+        liveness, {t.id: liveness.begin[t.id] for t in graph.tensors if t.name[0] == "t" and t.producer is not None}
+    )
+    (t0,) = graph.inputs
+    assert retention.last_needs[t0] == retention.end[t0] == 2 * length - 1

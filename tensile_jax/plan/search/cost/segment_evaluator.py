@@ -126,6 +126,7 @@ class Evaluator:
             self._deep.append(found)
         self._relevant: dict[tuple[int, int], int] = {}
         self._made: dict[tuple[int, int], int] = {}
+        self._aliased: dict[tuple[int, int], int] = {}  # by the state that leaves, and the wanted updates
         self._known: dict[tuple[int, int, int, int], dict[int, dict[int, Evaluated | None]]] = {}
         # by segment and what it leaves, by the tensors that matter and by those of them that are there
         self._begun: dict[tuple[int, int], BegunSegment] = {}
@@ -148,14 +149,14 @@ class Evaluator:
 
     def aliased(self, there: int, after: int, wanted: int) -> int:
         """The wanted results that take over the memory of state that is there before a segment and not after it."""
-        found = 0
-        news = wanted & self.updates if there & ~after & self.updated else 0
-        while news:
-            low = news & -news
-            old = 1 << self.alias_of[low.bit_length() - 1]
-            if there & old and not after & old:
-                found |= low
-            news ^= low
+        leave = there & ~after & self.updated
+        news = wanted & self.updates if leave else 0
+        if not news:
+            return 0
+        found = self._aliased.get((leave, news))
+        if found is None:
+            those = sum(1 << new for new in members(news) if leave >> self.alias_of[new] & 1)
+            found = self._aliased[leave, news] = those
         return found
 
     def relevant(self, a: int, b: int, wanted: int) -> int:

@@ -51,6 +51,10 @@ def merged(schedule: Schedule, j: int, *, limit: float = float("inf"), upper: fl
             if first > j:
                 residencies[t] = (_residency((first - 1, last - 1, arrival, leaves)),)
                 continue
+            if first < j:
+                if last >= j:
+                    residencies[t] = (_residency((first, last - 1, arrival, leaves)),)
+                continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:
             if first >= j:
@@ -109,6 +113,10 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
                 continue
             if first > j + 1:
                 residencies[t] = (_residency((first + 1, last + 1, arrival, leaves)),)
+                continue
+            if first <= j:
+                if last >= j:
+                    residencies[t] = (_residency((first, last + 1, arrival, leaves)),)
                 continue
         found: list[Residency] = []
         for first, last, arrival, leaves in several:

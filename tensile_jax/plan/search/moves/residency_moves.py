@@ -40,17 +40,32 @@ class Gap(NamedTuple):
 
 def gaps_at(schedule: Schedule, j: int) -> Iterator[Gap]:
     """The gaps that contain segment j, or that begin right after it."""
-    idle = (schedule.at[j] | schedule.after[j]) & schedule.after[j]
+    idle = schedule.after[j]
+    last_uses = _found(idle, range(j, -1, -1), schedule)
+    first_uses = _found(idle, range(j + 1, schedule.count), schedule)
     for t in members(idle):
         for number, (first, last, _, _) in enumerate(schedule.residencies[t]):
             if not first - 1 <= j <= last:
                 continue
-            after = schedule.last_use(t, first, j)
-            before = schedule.first_use(t, j + 1, last)
+            after = max(last_uses.get(t, -1), first - 1)
+            before = min(first_uses.get(t, last + 1), last + 1)
             if before > last and last < schedule.count:
                 continue  # it is on its way to the host
             if before - after > 1 or (after == j and before > j):
                 yield Gap(t, number, after, min(before, schedule.count))
+
+
+def _found(those: int, segments: Iterable[int], schedule: Schedule) -> dict[int, int]:
+    """For each of the tensors `those`, the first of the segments, in this order, that needs it; nothing if none does."""
+    found: dict[int, int] = {}
+    for j in segments:
+        needed = those & schedule.accounts[j].used
+        if needed:
+            found.update(dict.fromkeys(members(needed), j))
+            those ^= needed
+            if not those:
+                break
+    return found
 
 
 def _replaced(schedule: Schedule, t: int, residencies: Several, also: Iterable[tuple[int, Several]] = ()) -> Schedule | None:
