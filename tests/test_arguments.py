@@ -78,7 +78,7 @@ def test_a_budget_beyond_any_device_is_refused_and_overflows_nothing(value: Any)
 
 @pytest.mark.parametrize("value", [float("inf"), np.float32("inf"), float("nan"), np.float32("nan"), -HUGE])
 def test_a_budget_that_no_device_can_have_is_refused(value: Any) -> None:
-    with pytest.raises(tensile.BudgetError, match="budget must be above zero"):
+    with pytest.raises(tensile.BudgetError, match=r"^budget (must be above zero|\S+ is more than any device has)"):
         parse_budget(value)
 
 

@@ -498,10 +498,10 @@ def test_there_is_nothing_to_report_before_the_first_call() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert sorted(tensile.__all__) == [
-        "BudgetError", "BudgetTooSmall", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint", "InvalidPlan",
-        "Job", "JobFailed", "JobsFileError", "LargestBatch", "MemoryReport", "OutOfMemory", "Plan", "PlanFileError",
-        "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError", "assert_peak", "jit", "max_batch",
-        "memory", "nnx", "ray", "to_device",
+        "BudgetError", "BudgetTooSmall", "CheckReport", "CheckpointError", "ClusterError", "DistributedError", "Entrypoint",
+        "InvalidPlan", "Job", "JobFailed", "JobsFileError", "LargestBatch", "MemoryReport", "OutOfMemory", "Plan",
+        "PlanFileError", "PlannedFunction", "ProcessDied", "Report", "Runtime", "TensileError", "TraceError", "assert_peak",
+        "check", "explain_out_of_memory", "jit", "max_batch", "memory", "nnx", "ray", "to_device",
     ]  # fmt: skip
     assert all(getattr(tensile, name) is not None for name in tensile.__all__)
 
