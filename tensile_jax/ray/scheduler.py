@@ -110,7 +110,7 @@ class ClusterState:
     jobs: tuple[JobRecord, ...] = ()
     outlines: Mapping[_Key, Outline | str] = field(default_factory=dict[_Key, Outline | str])
     asked: Mapping[_Key, DeviceId] = field(default_factory=dict[_Key, DeviceId])
-    story: Story = field(default=Story(), compare=False)
+    story: Story = field(default=Story(), compare=False, repr=False)
 
     def job(self, name: str) -> JobRecord | None:
         """The job of that name."""

@@ -137,7 +137,7 @@ class State:
     jobs_bytes: int = 0
     settled_bytes: int = 0
     parked_bytes: int = 0
-    story: Story = field(default=Story(), compare=False)
+    story: Story = field(default=Story(), compare=False, repr=False)
 
     @property
     def held_bytes(self) -> int:

@@ -152,7 +152,7 @@ class Lifecycle:
     ending: Ending | None = None
     error: BaseException | None = None
     result: Any = field(default=NO_STATE)
-    story: Story = field(default=Story(), compare=False)
+    story: Story = field(default=Story(), compare=False, repr=False)
 
     @property
     def has_ended(self) -> bool:
