@@ -297,7 +297,7 @@ def _outputs(outputs: Sequence[OutputCheck]) -> Iterator[str]:
     if differing:
         named = [*named, *outputs[len(differing) : len(differing) + max(_MOST - len(named), 0)]]
     if outputs:
-        yield f"  {'output':<{_NAME + 9}}{'type':<20}{'relative':>9}{'own':>9}{'absolute':>10}{'own':>9}{'step':>6}"
+        yield f"  {'output':<{_NAME + 10}}{'type':<20}{'relative':>9}{'own':>9}{'absolute':>10}{'own':>9}{'step':>6}"
     for output in named:
         yield from _output(output)
     rest = outputs[len(named) :]
@@ -310,7 +310,7 @@ def _outputs(outputs: Sequence[OutputCheck]) -> Iterator[str]:
 def _output(output: OutputCheck) -> Iterator[str]:
     form = f"{output.dtype}{list(output.shape)}".replace(" ", "")
     name = output.name if len(output.name) <= _NAME else f"...{output.name[-(_NAME - 3) :]}"
-    line = f"  {'agrees ' if output.agrees else 'DIFFERS'}  {name:<{_NAME}}{form:<20}"
+    line = f"  {'agrees ' if output.agrees else 'DIFFERS'}  {name:<{_NAME}} {form:<20}"
     if output.differing and output.absolute is not None:
         figures = (output.relative, output.own_relative, output.absolute, output.own_absolute)
         line += "".join(f"{figure or 0:>{width}.1e}" for figure, width in zip(figures, (9, 9, 10, 9), strict=True))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,13 @@ def test_the_report_is_one_screen_of_text_json_and_html(report: tensile.CheckRep
         tensile.CheckReport.from_json("{}")
     with pytest.raises(ValueError, match="has check_version 0, and this version of tensile_jax reads 1"):
         tensile.CheckReport.from_json(report.to_json().replace('"check_version":1', '"check_version":0'))
+
+
+def test_a_long_name_is_cut_and_stays_apart_from_the_type(report: tensile.CheckReport) -> None:
+    first, *others = report.outputs
+    long = replace(report, outputs=(replace(first, name="result" + "['parameters']" * 9), *others))
+    (line,) = (line for line in str(long).splitlines() if "['parameters']" in line)
+    assert f"['parameters'] {first.dtype}[" in line
 
 
 @pytest.mark.parametrize(
