@@ -41,7 +41,7 @@ from tensile_jax.plan.result.instructions import (
     on_host_between_iterations,
 )
 from tensile_jax.plan.result.memory_curve import resident_bytes
-from tensile_jax.plan.result.segment_sizes import with_sizes
+from tensile_jax.plan.result.segment_sizes import with_peak, with_sizes
 from tensile_jax.plan.result.simulate import simulate
 from tensile_jax.plan_format import Barriers, Event, Plan, Segment, ranges, unranged
 
@@ -134,14 +134,7 @@ def as_programs(plan: Plan, graph: Graph, form: Barriers, profile: DeviceProfile
             segments[index] = replace(
                 segment, resident_bytes=segment.resident_bytes + held, device_bytes=segment.device_bytes + held
             )  # fmt: skip
-    peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
-    return replace(
-        plan,
-        launches=len(programs),
-        segments=tuple(segments),
-        peak_bytes=segments[peak].device_bytes,
-        peak_segment=peak,
-    )
+    return with_peak(replace(plan, launches=len(programs)), segments, profile)
 
 
 def _without_idle_copies(plan: Plan, graph: Graph, profile: DeviceProfile) -> Plan:

@@ -42,6 +42,11 @@ def with_sizes(plan: Plan, code: Sequence[Instruction], graph: Graph, workspaces
     ]
     segments[0] = _at_least(segments[0], found.at_begin)
     segments[-1] = _at_least(segments[-1], found.at_end)
+    return with_peak(plan, segments, profile)
+
+
+def with_peak(plan: Plan, segments: Sequence[Segment], profile: DeviceProfile) -> Plan:
+    """The plan with these segments, whose sizes are known, and with the peak that follows from them."""
     peak = max(range(len(segments)), key=lambda i: (segments[i].device_bytes, -i))
     return replace(
         plan,

@@ -9,9 +9,9 @@ from tensile_jax.plan import CompiledSizes, Goal, Planner
 from tensile_jax.plan.result.allocator_replay import in_use
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import decode
-from tensile_jax.plan.result.joined import joined, programs_of
+from tensile_jax.plan.result.joined import as_programs, can_be_joined, joined, programs_of
 from tensile_jax.plan.result.memory_curve import resident_bytes
-from tensile_jax.plan_format import Plan, contradictions, unasked_bytes
+from tensile_jax.plan_format import Barriers, Plan, contradictions, unasked_bytes
 from tests.builders import PROFILE, training_graph
 from tests.plan.small_steps import small_step
 
@@ -46,6 +46,20 @@ def test_plans_keep_their_limit_and_the_smallest_limit_has_a_plan_by_the_allocat
             assert plan.peak_bytes == peak_by_replay(plan, planner, grows=kind == "growing")
             assert plan.allocator_bytes == unasked_bytes(plan.segments)
             assert all(s.device_bytes >= s.resident_bytes + s.workspace_bytes + s.allocator_bytes for s in plan.segments)
+
+
+@pytest.mark.parametrize("form", ["inputs", "chain"])
+def test_a_plan_of_programs_states_what_its_segments_state(form: Barriers) -> None:
+    joinable = 0
+    for seed in range(24):
+        planner = planner_of("best_fit", seed)
+        found = planner.plan(Goal(planner.floor_bytes(NOTHING)), NOTHING)
+        assert found is not None
+        if can_be_joined(found.plan, planner.graph, form):
+            joinable += 1
+            plan = as_programs(found.plan, planner.graph, form, planner.model.profile)
+            assert not list(contradictions(replace(plan, budget_bytes=None)))  # a program may need more than its segments
+    assert joinable > 5
 
 
 def test_where_the_allocator_hands_out_what_it_is_asked_for_nothing_is_added() -> None:
