@@ -99,8 +99,10 @@ class Fitting:
     @property
     def measured(self) -> CompiledSizes:
         """What compiling has shown so far, and what that lets expect."""
-        measured = replace(self.known.measured, cautious=True)
-        return replace(self.planner.with_prior(measured), alike=self._alike) if self._has_prior else measured
+        measured = self.known.measured
+        if self._has_prior:
+            measured = replace(self.planner.with_prior(measured), alike=self._alike)
+        return replace(measured, cautious=bool(measured.compared))
 
     @property
     def spent(self) -> Spent:
@@ -179,13 +181,13 @@ class Fitting:
         """The planner's choice, and its plan with the margin; None if there is none."""
         measured = self.with_margin(goal, attempt)
         with self._planning():
-            return self.planner.plan(goal, measured) or self.planner.plan(goal, measured.without_hints())
+            return _with_or_without_hints(lambda sizes: self.planner.plan(goal, sizes), measured)
 
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
         measured = self.with_margin(goal, attempt)
         with self._planning():
-            return self.planner.revise(choice, goal, measured) or self.planner.revise(choice, goal, measured.without_hints())
+            return _with_or_without_hints(lambda sizes: self.planner.revise(choice, goal, sizes), measured)
 
     def improved(self, choice: Choice, goal: Goal) -> Planned | None:
         """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
@@ -221,8 +223,13 @@ class Fitting:
             if not self.planner.model.has_iterations and upper < float("inf") and self.bound_us() >= upper:
                 return float("inf")
             measured = self.measured if self.step.in_one_program else self.with_margin(goal)
-            found = self.planner.quick_us(goal.limit, measured, upper)
-            return found if found < float("inf") else self.planner.quick_us(goal.limit, measured.without_hints(), upper)
+
+            def finite_us(sizes: CompiledSizes) -> float | None:
+                us = self.planner.quick_us(goal.limit, sizes, upper)
+                return us if us < float("inf") else None
+
+            found = _with_or_without_hints(finite_us, measured)
+            return float("inf") if found is None else found
 
     def expect_plans(self, more: int) -> None:
         """About so many plans more will be made, of this form and of others. It is only told to the user."""
@@ -524,3 +531,9 @@ class Fitting:
     def _tell(self, what: str, done: int, of: int) -> None:
         if self.options.progress is not None:
             self.options.progress(what, done, of)
+
+
+def _with_or_without_hints(find: Callable[[CompiledSizes], _Found | None], measured: CompiledSizes) -> _Found | None:
+    """What is found with what was measured and with the hints, or else with what was measured alone; None if it is nothing."""
+    found, alone = find(measured), measured.without_hints()
+    return find(alone) if found is None and alone != measured else found

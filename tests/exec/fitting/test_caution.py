@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import tensile_jax as tensile
 from tensile_jax.budget import Budget
 from tensile_jax.exec.fitting import find_plan
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.plan import Choice
+from tensile_jax.plan import Choice, CompiledSizes, Planner
 from tests.builders import batch, low_budget, running, sgd_step, weights
 
 
@@ -41,3 +42,14 @@ def test_the_plan_is_revised_though_with_caution_it_cannot_be() -> None:
     assert fitting.planner.revise(choice, fitting.goal(), fitting.measured) is None
     found = fitting.revised(choice, fitting.goal(), 2)
     assert found is not None and found.plan.peak_bytes <= budget
+
+
+def test_where_nothing_was_compiled_no_plan_is_sought_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = tensile.jit(sgd_step, budget=2**40, donate_argnums=0)
+    function(weights(3), batch(rows=1650))
+    fitting = find_plan.begin_to_predict(running(function).compiled.step, Budget(10_000, None))
+    fitting.known = replace(fitting.known, measured=CompiledSizes())
+    sought: list[CompiledSizes] = []
+    monkeypatch.setattr(Planner, "plan", lambda self, goal, measured: sought.append(measured))
+    assert fitting.chosen_with_margin(fitting.goal()) is None
+    assert len(sought) == 1
