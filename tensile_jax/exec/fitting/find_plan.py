@@ -260,7 +260,7 @@ def _predict_anew(fitting: Fitting, goal: Goal) -> CompiledPlan:
             raise fitting.planner.no_verified_plan()
         return shown
     as_program = _first_program(fitting, found, goal) if in_one_program else None
-    if as_program is not None:
+    if as_program is not None and as_program.plan.peak_bytes <= goal.limit:
         found = Planned(as_program.plan, as_program.choice)
     return fitting.as_predicted(found)
 

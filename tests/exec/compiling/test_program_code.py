@@ -408,6 +408,16 @@ def test_a_predicted_plan_says_how_it_is_to_be_launched() -> None:
     assert "all in one launch" in str(plan)
 
 
+def test_a_predicted_plan_keeps_its_budget_and_can_be_read_again(tmp_path: Path) -> None:
+    """Under the lowest share, the program is expected to need more than the budget, and its segments are shown."""
+    for share in ("70%", "30%"):
+        function = tensile.jit(sgd_step, budget=share, launch="program", device_profile="h200", donate_argnums=0)
+        plan = function.plan(weights(12), batch(rows=6000))
+        assert plan.budget_bytes is not None and plan.peak_bytes <= plan.budget_bytes
+        plan.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == plan
+
+
 def test_if_the_device_is_out_of_memory_the_same_call_is_planned_for_less() -> None:
     function = planned(sgd_step)
     state = function(fresh(weights()), batch())[0]
