@@ -143,7 +143,7 @@ bench-scale: $(VENV)/.installed ## how long planning takes as steps grow
 
 # The short round on the newest jax; NEWEST_PYTHON must be 3.12 or later.
 test-newest: .venv-newest/.installed
-	.venv-newest/bin/python -m pytest -m smoke $(TESTS)
+	.venv-newest/bin/python -m pytest -n 2 --dist worksteal -m smoke $(TESTS)
 
 clean: ## remove the environments and every cache
 	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist site

@@ -5,6 +5,7 @@ stretches of operators that are each compiled as one executable. The methods of 
 
     plan            the plan of the policy under a limit in bytes
     floor_bytes     the smallest limit for which the policy has a plan
+    quick_floor     a limit for which the policy has a plan, hardly above the smallest one, known at once after the first time
     bytes_at_ends   a lower bound on the memory of every plan, known at once
     least_limit     the smallest limit with which the step is slower by at most a given factor
     bound_us        a lower bound on the time of every plan under a limit
@@ -219,6 +220,20 @@ class Planner:
         measured = measured.without_hints()
         return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
 
+    def quick_floor(self, measured: CompiledSizes) -> int:
+        """A limit for which the policy has a plan, hardly above the smallest one: the peak of the latest lowest plan.
+
+        That plan may have been found with other compiled sizes. It is sought only if no such plan was found before.
+        """
+        measured = measured.without_hints()
+
+        def found() -> int:
+            before = self._latest.latest("lowest choice")
+            choice = self.lowest_choice(measured) if before is None else before[1]
+            return peak_of(self.model, choice, measured)
+
+        return self._latest.of("quick floor", measured, found)
+
     def with_prior(self, measured: CompiledSizes) -> CompiledSizes:
         """With plain jit's peak as a hint at what segments need of which none was compiled yet (`CompiledSizes.prior`).
 
@@ -237,7 +252,8 @@ class Planner:
 
     def remember_floor(self, measured: CompiledSizes, floor_bytes: int) -> None:
         """Take over the smallest limit that another planner of this step has found with these compiled sizes."""
-        self._latest.put("floor", measured.without_hints(), floor_bytes)
+        for computation in ("floor", "quick floor"):
+            self._latest.put(computation, measured.without_hints(), floor_bytes)
 
     def is_possible(self, choice: Choice) -> bool:
         """Whether a choice that was kept in a file is one of this step."""
@@ -459,7 +475,7 @@ class Planner:
             jit_peak_bytes=measured.whole,
             host_budget_bytes=None if self.model.host_limit == float("inf") else int(self.model.host_limit),
             unplanned_peak_bytes=self.model.unplanned_bytes,
-            floor_bytes=self.floor_bytes(measured),
+            floor_bytes=self.quick_floor(measured),
             floor_tensors=tuple(t.name for t in held[:_NAMED_TENSORS]),
             notes=tuple(self._notes()),
         )

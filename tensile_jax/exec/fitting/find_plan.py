@@ -39,6 +39,7 @@ from tensile_jax.plan_format import Plan
 # Each trades compilations for a faster plan (`make bench-h200`, `make bench-first-call`), unless it says otherwise.
 _MOST_ATTEMPTS = 8
 _MORE_ATTEMPTS = 2  # of a plan that is improved or adapted
+_FRUITLESS = 2  # attempts in a row that do not lower the peak, after which a plan is not revised any more
 _ROOM = 0.03  # of the limit: what a plan must leave free to be improved
 _LIKELY_ATTEMPTS = 2  # compiled to run at once; later ones are first compiled for their sizes only
 _NEXT_PLAN_TIME = 0.97  # of the plan's time: what another plan must be predicted to reach to be compiled
@@ -161,7 +162,7 @@ def _fit(fitting: Fitting, draft: Precedent | None) -> CompiledPlan:
     known = _confirm(step.kind, goal.limit, found)
     STORE.learn(step.origin.kind, lambda known: replace(known, forms=known.forms | {step.kind}))
     if before.at(goal.limit) is None and file is not None:
-        keep(file, known, fitting.floor_bytes())
+        keep(file, known, fitting.planner.quick_floor(fitting.measured))
     return found
 
 
@@ -198,7 +199,7 @@ def try_whole(fitting: Fitting, meanwhile: Callable[[], _Found | None] = lambda:
         fitting.compile_plain_jit(to_run=True)
     elif share is not None and predicted is not None and not _is_refused_at_once(fitting, fitting.limit() / _NEAR_FLOOR):
         fitting.begin_plain_jit()
-        fitting.floor_bytes()
+        fitting.planner.quick_floor(fitting.measured)
         found = meanwhile()
         fitting.compile_plain_jit(to_run=False)
     elif predicted is not None and fitting.options.policy == "auto" and predicted <= _NEAR * fitting.limit():
@@ -396,9 +397,11 @@ def _within(
     """The planner's choice, or `chosen`, compiled; if that exceeds the limit, the same choice with as few changes as possible.
 
     Few changes matter because segments that do not change are not compiled again. None if the planner has no choice, if its
-    choice is predicted to take more than `faster_than` microseconds, or if the last attempt still exceeds the limit.
+    choice is predicted to take more than `faster_than` microseconds, or if the last attempt still exceeds the limit. The last
+    attempt is the one after which two in a row have not lowered the peak, or else number `attempts`.
     """
     given = chosen
+    least, fruitless = float("inf"), 0
     for attempt in range(1, attempts + 1):
         if chosen is not None and attempt > 1:
             chosen = fitting.revised(chosen.choice, goal, attempt)
@@ -406,14 +409,18 @@ def _within(
             chosen = fitting.chosen_with_margin(goal, attempt)
         if chosen is None or chosen.plan.step_us > faster_than:
             return None
-        found = _compiled_if_within(fitting, chosen.choice, goal, likely=attempt <= _LIKELY_ATTEMPTS)
-        if found is not None:
+        found = _tried(fitting, chosen.choice, goal, likely=attempt <= _LIKELY_ATTEMPTS)
+        peak = float("inf") if found is None else found.plan.peak_bytes
+        if peak <= goal.limit:
             return found
+        least, fruitless = min(least, peak), 0 if peak < least else fruitless + 1
+        if fruitless == _FRUITLESS:
+            return None
     return None
 
 
-def _compiled_if_within(fitting: Fitting, choice: Choice, goal: Goal, *, likely: bool) -> CompiledPlan | None:
-    """The plan of `choice`, compiled, if it keeps the limit by XLA's sizes.
+def _tried(fitting: Fitting, choice: Choice, goal: Goal, *, likely: bool) -> CompiledPlan | None:
+    """The plan of `choice` with XLA's sizes, and with its executables if it keeps the limit; None if its replay refuses it.
 
     Args:
         likely: whether the plan will probably keep the limit. Otherwise only its sizes are asked for at first.
@@ -421,9 +428,8 @@ def _compiled_if_within(fitting: Fitting, choice: Choice, goal: Goal, *, likely:
     if not likely:
         sized = fitting.sized(choice, goal)
         if sized is None or sized.plan.peak_bytes > goal.limit:
-            return None
-    found = fitting.compiled(choice, goal)
-    return found if found is not None and found.plan.peak_bytes <= goal.limit else None
+            return sized
+    return fitting.compiled(choice, goal)
 
 
 def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:

@@ -242,7 +242,7 @@ class Fitting:
         """
         limit = 0.0 if goal.limit == float("inf") else goal.limit
         wanted = int(limit * _MARGIN * (attempt + 1))
-        most = limit - self.floor_bytes()
+        most = limit - self.planner.quick_floor(self.measured)
         return replace(self.measured, margin=next((margin for margin in (wanted, wanted // 2) if margin <= most), 0))
 
     def predicted(self, choice: Choice, goal: Goal) -> CompiledPlan | None:

@@ -257,10 +257,10 @@ def test_plain_jits_step_is_compiled_once_for_a_share(monkeypatch: pytest.Monkey
 def test_the_planner_begins_while_plain_jits_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     case = dense(624)
     happened: list[str] = []
-    begin, finish, floor = PlainJit.begin, PlainJit.sized, Planner.floor_bytes
+    begin, finish, floor = PlainJit.begin, PlainJit.sized, Planner.quick_floor
     monkeypatch.setattr(PlainJit, "begin", lambda self: happened.append("begun") or begin(self))
     monkeypatch.setattr(PlainJit, "sized", lambda self, *tell: happened.append("waited") or finish(self, *tell))
-    monkeypatch.setattr(Planner, "floor_bytes", lambda self, measured: happened.append("planned") or floor(self, measured))
+    monkeypatch.setattr(Planner, "quick_floor", lambda self, measured: happened.append("planned") or floor(self, measured))
     planned(case, "80%")(fresh(case[1]), case[2])
     assert happened.index("begun") < happened.index("planned") < happened.index("waited")
 
