@@ -10,10 +10,9 @@ stretches of operators that are each compiled as one executable. The methods of 
     bound_us        a lower bound on the time of every plan under a limit
     offload_state   the same segments with some state on the host between its uses
 
-Before the planner returns a plan, it *replays* the plan: an independent check goes through the plan's segments and copies without
-running them (`result/check.py`). If the replay refuses a plan, this package has made a mistake. The user's step can still run:
-the planner asks the policy for a plan with less memory, and then asks the other policies. The plan that it returns has a note
-with the reason of the refusal.
+The planner *replays* each plan before it returns it: an independent check goes through the plan's segments and copies without
+running them (`result/check.py`). A plan that the replay refuses is a mistake of this package. The planner then asks the policy
+for a plan with less memory, and after that the other policies. A note in the final plan gives the reason of the refusal.
 
 The *workspace* of a segment is the memory that the segment needs beside its inputs and results. A planner estimates the
 workspace, unless the segment was compiled and `CompiledSizes` has the true size. Nothing here compiles or runs. If no plan keeps
@@ -220,10 +219,11 @@ class Planner:
         return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
 
     def with_prior(self, measured: CompiledSizes) -> CompiledSizes:
-        """With plain jit's peak as a hint at what segments need of which none was compiled yet (`CompiledSizes.prior`).
+        """The same sizes, with plain jit's peak as a hint for a step of which no segment was compiled yet
+        (`CompiledSizes.prior`).
 
         If plain jit needs more beside arguments and results than was predicted, segments are expected to need more in the same
-        ratio. If it needs less, they are not expected to need less.
+        ratio. If plain jit needs less, nothing changes.
         """
         return replace(measured, prior=self._latest.of("prior", measured.whole, lambda: self._prior(measured.whole)))
 
@@ -418,7 +418,7 @@ class Planner:
         return None if fitting is None else self.improve(fitting.choice, goal, measured) or fitting
 
     def _choices(self, limit: float, measured: CompiledSizes) -> Iterator[Choice]:
-        """The policy's choice, then others in case its plan is refused.
+        """The policy's choice, then others in case the plan of that choice is refused.
 
         The others are the policy's choices for lower limits, the choices of the other policies, and the step as one executable.
         Nothing is yielded if the policy has no choice under the limit, because then the budget is too small. Only `auto` can plan

@@ -1,11 +1,12 @@
 """Plans several jobs that share one budget, as the runtime would plan them if the jobs came in the given order.
 
-Each job is first planned for the memory that the other jobs leave free between their iterations. Jobs that came earlier have a
-plan, which says how much they hold between iterations. Jobs that come later have no plan yet, so they count with the size of
-their state. If a job has no plan for that memory, it is planned for the whole budget (`admission.py`). A job is *parked* while
-its whole state is on the host. All jobs fit if each job can run an iteration while all others are parked, and host memory can
-hold what all jobs keep there. Once all jobs are planned, some of their state may be put on the host between its uses
-(`state_offload.py`). Sizes in bytes.
+Each job is first planned for the memory that the other jobs leave free between their iterations. What an earlier job holds then
+is known from its plan. A later job has no plan yet, so the size of its state is taken instead. A job without a plan for that
+memory is planned for the whole budget (`admission.py`).
+
+A job is *parked* while its whole state is on the host. All jobs fit if each of them can run an iteration while all others are
+parked, and host memory can hold what all jobs keep there. Once all jobs are planned, some of their state may be put on the host
+between its uses (`state_offload.py`). Sizes in bytes.
 """
 
 from collections.abc import Callable, Sequence
