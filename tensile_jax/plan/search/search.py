@@ -7,8 +7,8 @@ tensor is on the device (`schedule.py`). The fastest schedule is found in five s
               of memory traffic (`analysis/minimum_cut.py`). Dynamic programming then cuts the step into segments
               (`starts/segment_boundaries.py`).
     repair    Moves lower the peak of each schedule until it is under the limit (`moves/local_search.py`).
-    descend   If no repair succeeds, or if the result is slow, a schedule under a higher limit is repaired under lower and lower
-              limits.
+    descend   If no repair succeeds, or the result is slow, the search begins under a higher limit, and repairs that schedule
+              under lower and lower limits.
     improve   Local search makes the fastest schedules faster.
     perturb   The fastest schedule is repaired under a lower limit and improved again, as long as that makes it faster (iterated
               local search: Lourenço, Martin and Stützle, 2003).
@@ -297,7 +297,7 @@ def starting(model: StepModel, evaluator: Evaluator, begun: Start, limit: float)
 
 
 def _kept(model: StepModel, evaluator: Evaluator, begun: Start) -> tuple[list[int], list[int]]:
-    """By tensor, the last node before which it is held, and by possible boundary, the set of tensors held."""
+    """By tensor, the last node before which it is held; and by possible boundary, the set of tensors held there."""
     if begun.higher is not None:
         low, high = (_kept(model, evaluator, Start(price))[0] for price in (begun.price, begun.higher))
         mixed = [low[t] if made < begun.since else high[t] for t, made in enumerate(evaluator.condensed.made)]

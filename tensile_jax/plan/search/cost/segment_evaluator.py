@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 class Evaluated(NamedTuple):
     """A segment's account, the bytes of its results, and microseconds of writing what would not be written otherwise.
 
-    The account is the same if other tensors are there when the segment begins, unless they are `asked` for.
+    Only the tensors `asked` matter at the beginning: whether others are on the device then does not change the account.
     """
 
     account: SegmentAccount

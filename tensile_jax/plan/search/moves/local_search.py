@@ -3,12 +3,12 @@
 A *schedule* is a plan while it is searched: where the step is cut into *segments*, each compiled as one executable, and when each
 tensor is on the device.
 
-    repair    While segments exceed the limit of memory, makes the move that adds the least time for each byte above the limit
-              that it removes. A repair begins with higher limits, so that the highest peaks are lowered first.
+    repair    While segments exceed the memory limit, makes the move that adds the least time for each byte by which it lowers the
+              excess. A repair begins with higher limits, so that the highest peaks are lowered first.
     improve   Makes every change that saves time and stays under the limit: keeps tensors, merges segments, shifts copies. Then
-              tries changes that exceed the limit, those that save most time for each byte first, and repairs the schedule. A
-              change is kept if the repaired schedule is faster than before. A round ends after several failures in a row. Further
-              rounds follow while they save enough time.
+              tries changes that exceed the limit, those that save most time for each byte first, and repairs the schedule after
+              each. It keeps a change if the repaired schedule is faster than before. A round ends after several failures in a
+              row. Further rounds follow while they save enough time.
 
 No move exceeds the limit of host memory. The search is bounded by a number of moves, not by time, so the result is always the
 same.
@@ -56,8 +56,8 @@ def repair(
     The first limits are higher, from `_STAGE` times the peak down, so that the highest peaks are lowered first. `evaluations` is
     the most segments that are evaluated.
 
-    A repair gives up early in two cases: if, at the rate so far, `most` moves would not suffice; or if the result would be slower
-    than `upper` even if each further byte took only a quarter of the time so far.
+    A repair gives up early in two cases: `most` moves would not suffice at the rate so far, or the result would be slower than
+    `upper` even if each further byte took only a quarter of the time so far.
     """
     begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.evaluator.evaluated + evaluations
     stage = max(limit, _STAGE * schedule.peak)
