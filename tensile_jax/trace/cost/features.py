@@ -1,10 +1,9 @@
 """Describes a heavy equation by numbers, from which its latency is predicted (TENSILE section IV-A: "input information").
 
-Heavy equations are matrix products, convolutions and others that XLA does not fuse into their neighbours. Most numbers are
-logarithms: of the operations and bytes, of the bytes of the results, and of what describes a product (batch, rows, columns, inner
-size), a convolution (its window and channels), or the shapes of any other equation. The others are the size of a number in bytes,
-and the layout of the operands. The order of the numbers does not depend on this layout. All equations of one primitive have
-equally many numbers.
+Heavy equations are matrix products, convolutions and others that XLA does not fuse into their neighbours. The numbers describe
+the work (operations, bytes, bytes of the results), the shapes (of a product its batch, rows, columns and inner size; of a
+convolution its window and channels), the size of a number in bytes, and the layout of the operands. Sizes are given as
+logarithms. All equations of one primitive have equally many numbers, in the same order whatever their layout.
 """
 
 import math
