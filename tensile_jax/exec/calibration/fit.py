@@ -2,7 +2,7 @@
 
 For every primitive with enough samples, several MLPs of four layers are fitted at once, from different initial weights. They
 predict the logarithm of latency / roofline. The *roofline* of an operator is the time that its operations and bytes take at the
-device's measured rates. A large error counts by its size, not by its square, so a few outliers matter little.
+device's measured rates. A large error counts in proportion to its size, not to its square, so a few outliers matter little.
 """
 
 from collections.abc import Sequence

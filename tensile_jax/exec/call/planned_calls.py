@@ -5,13 +5,12 @@ A plan usually cuts the step into *segments*, parts that are compiled as one exe
 another. Plain `jax.jit` runs three kinds of calls instead: calls inside another transformation, calls under `jax.disable_jit`,
 and calls whose plan leaves the step whole, as one executable.
 
-JAX traces a function again even if its arguments differ from earlier ones only in weak types or in being committed to a device.
-If the new traced step equals an earlier one, the new step takes over the plan of the earlier step. Any traced step reuses earlier
-executables of equal code.
+JAX traces a function again even if only the weak types of its arguments change, or whether they are committed to a device. If the
+new traced step equals an earlier one, it takes over that step's plan. Executables of equal code are always reused.
 
 If a step runs on devices of several processes, each process calls the step, and one process plans for all
-(`exec/processes/agreement.py`). Some iterations are *watched*: they are measured. In watched iterations, the processes also tell
-one another whether any device was out of memory.
+(`exec/processes/agreement.py`). Some iterations are *watched*, which means that they are measured. In these, the processes also
+tell one another whether any device was out of memory.
 """
 
 import threading

@@ -1,7 +1,8 @@
-"""The table of what has been seen to work on a GPU: `launch="auto"` uses nothing else that only a GPU can show.
+"""The table of what has been seen to work on a GPU. `launch="auto"` uses a way of launching that needs a GPU only if the table
+has it.
 
-A way of launching comes into the table when `pytest -m gpu` and a long training beside plain `jax.jit` have passed with it. They
-must have run on that kind of GPU (`jax.Device.device_kind`), under that version of JAX. Until then, users ask for it by its name:
+A way of launching comes into the table when `pytest -m gpu` and a long training beside plain `jax.jit` have passed with it, on
+that kind of GPU (`jax.Device.device_kind`) and under that version of JAX. Until then, users ask for it by its name:
 
     way                      asked for by
     program with copies      launch="one_program"

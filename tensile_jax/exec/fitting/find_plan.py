@@ -4,10 +4,10 @@
 
 A *segment* is a stretch of operators that is compiled as one executable. Its *workspace* is the memory that it needs beside
 inputs and outputs. The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's
-figure then replaces the estimate. If the plan with these figures exceeds the budget, the planner makes another plan with what is
-known by then. This is repeated until a plan's *compiled* peak is within the budget. If the planner has no other plan, the plans
-with the least peaks are compiled, so that the error can name a budget that is known to work. Plain `jax.jit` compiles the
-unplanned step first in two cases: the budget is a share of plain jit's peak, or a number of bytes that plain jit may fit.
+figure then replaces the estimate. If the plan then exceeds the budget, the planner makes another one from what is known by now,
+until a plan's *compiled* peak is within the budget. If the planner has no other plan, the plans with the least peaks are
+compiled, so that the error can name a budget that works. If the budget is a share of plain jit's peak, or if plain jit may fit,
+plain `jax.jit` compiles the unplanned step first.
 
 A step can be planned in several *forms*, which are variants of the step with the same results. This module plans one form under
 one budget (`fitting.py`); `forms.py` chooses the form.

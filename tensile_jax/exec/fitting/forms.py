@@ -4,10 +4,11 @@
     with driven loops    each iteration of a long loop runs under a plan of the loop's body (`exec/running/driven_loop.py`)
 
 A form is chosen if it is predicted to be faster than the step as it is, or if no plan keeps the budget without it. Rewrites that
-cost nothing are done wherever they can be done. There are three restrictions. Only the policy `auto`, this project's own planner,
-has other forms than the step as it is. If the user asks for the least memory within a slowdown, only the rewrites that cost
-nothing are done, since every other form would have to be planned many times. Jobs of a `Runtime`, which share a device, have no
-driven loops: otherwise one job could hold up the others for a whole training.
+cost nothing are done wherever possible. There are three restrictions:
+
+    - Only the policy `auto`, this project's own planner, has other forms than the step as it is.
+    - If the user asks for the least memory within a slowdown, only the rewrites that cost nothing are done. Every other form would have to be planned many times.
+    - Jobs of a `Runtime`, which share a device, have no driven loops: one job could hold up the others for a whole training.
 """
 
 import time

@@ -15,8 +15,8 @@ of the threads below acts at a time. Whoever holds the lock never waits for the 
     metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them for the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
-A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead.
-Each launch then has a span of its own, and live bytes are read after it.
+A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead,
+so that each launch has a span of its own, and live bytes are read after it.
 
 An exception from an actor fails only the actor's own job. Any other exception under the lock is an error of this project. All
 jobs then fail, so that no thread waits for them forever.

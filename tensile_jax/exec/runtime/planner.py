@@ -3,10 +3,10 @@
 The paper calls this planner the Memory Scheduler. The planner does five things:
 
     - It makes the first plan of a new job.
-    - Whenever a new job comes that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps (copies to
-      the host and back) of all jobs of this policy together. It then plans those jobs again whose swaps have changed.
+    - For a new job that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps (copies to the host and
+      back) of all jobs of this policy together, and plans the jobs again whose swaps have changed.
     - If the budget is lowered, it plans again for each job whose plan needs more memory.
-    - It plans again for a job whose measured latencies have moved away from the predicted ones, if the user wants that
+    - If the user wants that, it plans again for a job whose measured latencies have drifted from the predicted ones
       (`plan/update.py`).
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
       in host memory while other jobs run.

@@ -22,7 +22,7 @@ recurrent networks, solvers of differential equations, and very many layers. A s
 leaves large stacks: at least 1 MiB, and at least four times the bytes of all values that are carried from one shorter scan to the
 next. Each shorter scan must be compiled, so a scan with a long body is split into fewer: less than 16 above 1,250 equations, and
 8 above 2,500. The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open it.
-Splitting is a rewrite of the step (`rewrites/split_loops.py`), and is used only under budgets that need it. With `open_loops`
+Splitting is a rewrite of the step (`rewrites/split_loops.py`): whether a plan uses it depends on the budget. With `open_loops`
 True or False, no scan is split.
 
 A conditional that stays whole is one operator, too. All its operands and results are on the device at once, and XLA copies what

@@ -2,8 +2,8 @@
 
 The largest tensors of a decoder are often its logits and their gradient; those of a network for images are the results of its
 first convolutions. Each row (or image) is computed independently: its softmax, its loss, its gradient. So the rows can be divided
-into chunks that are evaluated one after another, and only one chunk is in memory at a time. The rewritten part of the program is
-a loop over the chunks, written out (left: before, right: after):
+into chunks that are evaluated one after another. The rewritten part of the program is a loop over the chunks, written out (left:
+before, right: after):
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])
