@@ -7,8 +7,8 @@ A form is chosen if it is predicted to be faster than the step as it is, or if n
 cost nothing are done wherever possible. There are three restrictions:
 
     - Only the policy `auto`, this project's own planner, has other forms than the step as it is.
-    - If the user asks for the least memory within a slowdown, only the rewrites that cost nothing are done. Every other form would
-      have to be planned many times.
+    - If the user asks for the least memory within a slowdown, only the rewrites that cost nothing are done. Every other form
+      would have to be planned many times.
     - Jobs of a `Runtime`, which share a device, have no driven loops: one job could hold up the others for a whole training.
 """
 
