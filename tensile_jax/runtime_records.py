@@ -85,8 +85,8 @@ class JobStatus:
         return html_tables.of_record(self)
 
 
-@dataclass(frozen=True, slots=True)
-class JobReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class JobReport(html_tables.ShownAsText):
     """What was measured of a job, beside what its plan predicts. `print(report)` shows it.
 
     Attributes:
@@ -120,12 +120,6 @@ class JobReport:
 
     def __str__(self) -> str:
         return "\n".join(_job_lines(self))
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_text(str(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from flax import nnx
 
 import tensile_jax as tensile
 from tensile_jax.checking import reference, ways
-from tensile_jax.checking.report import check_schema
 from tensile_jax.checking.ways import Allocated
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.exec.running.executor import Executor
@@ -62,7 +62,7 @@ def test_the_report_is_one_screen_of_text_json_and_html(report: tensile.CheckRep
     assert len(lines) <= 40 and max(map(len, lines)) <= 130
     assert lines[0] == "Check of 'train_step': agrees. All 6 outputs are those of plain jit over 4 steps, up to rounding"
     assert tensile.CheckReport.from_json(report.to_json()) == report
-    jsonschema.validate(json.loads(report.to_json()), check_schema())
+    jsonschema.validate(json.loads(report.to_json()), msgspec.json.schema(tensile.CheckReport))
     assert report._repr_html_().startswith("<pre>Check of &#x27;train_step&#x27;: agrees.")
     with pytest.raises(ValueError, match="This is not the JSON of a check"):
         tensile.CheckReport.from_json("{}")

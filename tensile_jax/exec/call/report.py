@@ -15,13 +15,13 @@ import statistics
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from tensile_jax import html_tables
 from tensile_jax.exec.running.runner import Runner
+from tensile_jax.html_tables import ShownAsText
 from tensile_jax.units import format_bytes, format_count, times_plain_jit
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(ShownAsText):
     """What was measured of the latest plan. `print(report)` shows it. Bytes and `_us` times are for one iteration; `_s` times are
     totals in seconds.
 
@@ -103,12 +103,6 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_text(str(self))
 
 
 def report_of(
