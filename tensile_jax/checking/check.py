@@ -271,9 +271,7 @@ def _report_on(case: _Case) -> CheckReport:
     del warm_up
     refused = checked.calls.report().out_of_memory
     if refused:
-        notes.append(
-            f"The device refused memory {refused} times. A plan for less memory may have taken the place of the first one."
-        )
+        notes.append(f"The device refused memory {refused} times. A plan for less memory may have replaced the first one.")
     outputs = _judged(case, differences, own)
     return CheckReport(
         check_version=CHECK_VERSION,
@@ -340,7 +338,7 @@ def _referred(case: _Case, plain: Way | str) -> tuple[Way, _Ran, tuple[str, ...]
                 raise
             why = f"Plain jit ran out of memory on the device: {str(error).splitlines()[0]}"
     other = other_plan(case.asked, case.step, case.arguments, case.plan, why)
-    return other, _ran(case, other), (f"{why} So the plan is compared with {other.name}, which cuts the step otherwise.",)
+    return other, _ran(case, other), (f"{why} So the plan is compared with {other.name}, which cuts the step in other places.",)
 
 
 def _own_differences(

@@ -84,7 +84,7 @@ def _least_table(made: "Comparison", *, title: str) -> Table:
     """The plan with the lowest peak of every policy, beside the plan of `auto` at the same peak."""
     columns = (">peak", ">MSR", ">EOR", ">CBR", ">swapped", ">again", ">waits", ">auto's EOR there")
     predicted = f"{made.device_profile}, state memory {made.state_memory}, predicted"
-    heading = f"{title} ({predicted}): as little memory as each policy can do with"
+    heading = f"{title} ({predicted}): the least memory that each policy can work with"
     table = table_of(heading, "policy", *columns)
     table.add_row(*_cells(made.vanilla), "")
     for entry, beside in made.least:

@@ -55,7 +55,7 @@ def _steers(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the arguments RUN and JOB, or with `--ray` only JOB, as `steered`."""
 
     @click.argument("words", metavar="RUN [JOB]", nargs=-1)
-    @click.option("--ray", "address", metavar="ADDRESS", help="In the place of RUN: the jobs of this Ray cluster.")
+    @click.option("--ray", "address", metavar="ADDRESS", help="The jobs of this Ray cluster, instead of RUN.")
     @wraps(command)
     def with_arguments(words: tuple[str, ...], address: str | None, **options: bool) -> None:
         most = 2 if address is None else 1

@@ -58,7 +58,7 @@ _READABLE_WIDTH = 130
     "--resume",
     metavar="RUN",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="In the place of a file: go on with the jobs of this run folder.",
+    help="Continue the jobs of this run folder, instead of a file.",
 )
 @click.option(
     "--compile-cache",
@@ -66,7 +66,9 @@ _READABLE_WIDTH = 130
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep what is compiled here, for the next run.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (see tensile schema run, run-jobs) for the table.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object instead of the table (see tensile schema run, run-jobs)."
+)
 def run(
     source: ModelChoice | Path | None,
     limits: Limits,

@@ -50,7 +50,7 @@ _WHAT_HAPPENS = {
 @click.argument("plan_file", metavar="PLAN.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--segment", metavar="N", type=int, help="Only segment N, in detail.")
 @click.option("--tensor", metavar="TEXT", help="Only the life of tensors whose name contains TEXT.")
-@click.option("--loop", metavar="N", type=int, help="The plan of the body of loop N, in place of the whole plan.")
+@click.option("--loop", metavar="N", type=int, help="The plan of the body of loop N, instead of the whole plan.")
 @click.option("--top", metavar="N", type=POSITIVE_COUNT, default=12, show_default=True, help="Rows in a table.")
 @html_option
 def show(

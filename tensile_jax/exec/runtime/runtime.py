@@ -382,9 +382,7 @@ class Runtime:
         Raises:
             RuntimeError: this is called in a job's own `on_step`, `batches` or step: the job would wait for itself.
         """
-        self._store.refuse_to_wait(
-            "close()", "Call stop() there, which lets every job end after its iteration, and close() outside"
-        )
+        self._store.refuse_to_wait("close()", "Call stop() there, which ends every job after its iteration, and close() outside")
         try:
             self._drain()
         except KeyboardInterrupt:
@@ -540,7 +538,7 @@ def _open_checkpoints(lock: FolderLock, *, resume: bool) -> tuple[Checkpoints, i
     if not resume:
         if steps := checkpoints.steps():
             raise ValueError(
-                f"{lock.folder} has a checkpoint after {steps[0]} steps, of which an earlier run may be glad: pass resume=True "
+                f"{lock.folder} has a checkpoint after {steps[0]} steps from an earlier run: pass resume=True "
                 "to go on from it, another name, or another folder to Runtime(..., checkpoints=FOLDER)."
             )
         return checkpoints, 0, ""

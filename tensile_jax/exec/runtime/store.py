@@ -236,7 +236,7 @@ class Store:
         job = self._job_of_this_thread()
         if job is not None:
             raise RuntimeError(
-                f"{call} waits until every job has ended, and was called by the code of {job.name!r} (its on_step, its batches "
+                f"{call} waits until every job has ended, but was called by the code of {job.name!r} (its on_step, its batches "
                 f"or its step), for which that job waits: it would never return. {remedy}."
             )
 
