@@ -195,7 +195,7 @@ class Planner:
         return tuple(dict.fromkeys(self._faults.values()))
 
     def no_verified_plan(self) -> TensileError:
-        """The error to raise if the policy has choices and the replay refuses the plans of all of them."""
+        """The error to raise if the policy has choices, but the replay refuses all of their plans."""
         return TensileError(
             f"No plan for {self.graph.name!r} could be verified, so none was run; this is a mistake of tensile_jax, and nothing "
             'has happened to the arguments. Try policy="none" or another budget, or run the step with jax.jit; and please report '
@@ -210,7 +210,7 @@ class Planner:
         return self.model.whole_us
 
     def whole_peak_bytes(self, measured: CompiledSizes) -> int:
-        """The peak of the step as one executable: what compiling has shown, or else the prediction."""
+        """The peak of the step as one executable: the compiled size if it is known, otherwise the prediction."""
         return whole_peak(self.model, measured)
 
     def floor_bytes(self, measured: CompiledSizes) -> int:
@@ -275,7 +275,7 @@ class Planner:
         return self._latest.of("least limit", arguments, lambda: self._find_least_limit(max_slowdown, measured, near))
 
     def _find_least_limit(self, max_slowdown: float, measured: CompiledSizes, near: float | None) -> float:
-        """What `least_limit` describes. The search begins `near` the limit that was found with other compiled sizes."""
+        """Computes `least_limit`. The search begins near `near`, the limit that was found with other compiled sizes."""
 
         def is_fast_enough(limit: float) -> bool:
             found = self.plan(Goal(limit, max_slowdown), measured)
@@ -391,7 +391,7 @@ class Planner:
         return replace(measured, workspaces={**measured.workspaces, **found})
 
     def revise(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
-        """The plan of a choice that compiling has shown to exceed the limit, with as few changes as bring it under the limit.
+        """A choice that compiling has shown to exceed the limit, with as few changes as bring it under the limit, and its plan.
 
         None if the search finds no such changes, and for policies other than `auto`.
         """
@@ -400,7 +400,9 @@ class Planner:
         return self._under_limit(revise(self.model, choice, goal.limit, measured), goal, measured)
 
     def improve(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
-        """The plan of a choice that leaves memory unused, made faster; None if none is found, and for policies but `auto`."""
+        """A choice that leaves memory unused, changed to be faster, and its plan; None if no faster one is found, and for
+        policies other than `auto`.
+        """
         if choice.layout is None or self.policy_name != "auto":
             return None
         return self._under_limit(improved(self.model, choice, goal.limit, measured), goal, measured)
@@ -411,7 +413,9 @@ class Planner:
         return None if choice is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, choice)
 
     def adapt(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
-        """The plan of a choice for the same operators on other shapes, changed to fit this step; None if that is impossible."""
+        """The plan of a choice that was made for the same operators on other shapes, changed to fit this step; None if that is
+        impossible.
+        """
         if choice.layout is None or self.policy_name != "auto" or not self.is_possible(choice):
             return None
         fitting = self.revise(choice, goal, measured)

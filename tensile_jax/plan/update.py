@@ -257,7 +257,7 @@ def corrections_from(planner: Planner, plan: Plan, tracked: Tracked) -> Correcti
 
 
 def _factor(segment: Segment, measured_us: float) -> float:
-    """What was measured of a segment, without its launch, by what was predicted."""
+    """The measured time of a segment, without its launch, divided by the predicted one."""
     return _limited(measured_us / segment.latency_us) if measured_us > 0 and segment.latency_us > 0 else 1.0
 
 
@@ -276,7 +276,7 @@ def reason_for(plan: Plan, tracked: Tracked, *, iterations: int, threshold: floa
 
 
 class Renewal(NamedTuple):
-    """What to run from now on. `changed` is false if the choice is the one in use, so that nothing must be compiled."""
+    """What to run from now on. If `changed` is false, it is the choice in use, and nothing must be compiled."""
 
     choice: Choice
     changed: bool

@@ -14,9 +14,9 @@ The moves of an iteration are the plan's instructions (`plan/result/instructions
     Free           removes arguments that were donated to the step
     end            leaves the state for the next iteration, and the metrics
 
-Three things always count: tensors that the step itself keeps in host memory (there); the metrics of the previous iteration, since
-nobody may have read them yet; and the constants of a plan with segments. The last two stay on the device even while the job is
-*parked*, which means that its whole state is in host memory.
+Two things count on the device all the time, even while the job is *parked* (while its whole state is in host memory): the metrics
+of the previous iteration, since they may not have been read yet, and the constants of a plan with segments. Tensors that the step
+itself keeps in host memory count there all the time.
 
 A step that runs whole, as one executable, has one launch between `begin` and `end`. It needs plain jit's peak, plus the arguments
 that nothing reads, which that peak leaves out.
@@ -112,6 +112,6 @@ def metrics_bytes(graph: Graph) -> int:
 
 
 def unused_bytes(graph: Graph) -> int:
-    """The bytes of arguments that nothing in the step reads: on the device here, although plain jit's peak leaves them out."""
+    """The bytes of arguments that nothing in the step reads. They are on the device, but plain jit's peak leaves them out."""
     used = {t for operator in graph.operators for t in operator.inputs} | set(graph.outputs)
     return sum(graph.tensors[t].nbytes for t in set(graph.inputs) - used)

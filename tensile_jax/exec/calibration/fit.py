@@ -36,7 +36,7 @@ class _Mlp(nn.Module):
 
 
 def fit(samples: Sequence[OperatorSample], flops_per_us: float, bytes_per_us: float) -> LatencyModel:
-    """The latency model that fits these samples, on a device with these rates."""
+    """A latency model, fitted to these samples of a device with these rates."""
     networks: dict[str, Network] = {}
     by_form: dict[tuple[str, int], list[OperatorSample]] = {}
     for sample in samples:

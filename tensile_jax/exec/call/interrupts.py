@@ -118,9 +118,8 @@ class InterruptsHeld(_HandlerReplaced):
 class _ReturnWatcher:
     """Watches, from another thread, whether a function of the main thread has returned its value to its caller.
 
-    CPython handles signals after a call and before the next instruction, which is the one that stores the call's value. So the
-    caller has the value once its frame is at another instruction than the call. If the caller has returned as well, the value
-    has gone on to the caller's own caller.
+    CPython may handle a signal after a call, but before the instruction that stores the call's value. So the caller has the value
+    once its frame has gone on to another instruction. If the caller has returned as well, its own caller has the value.
     """
 
     def __init__(self, function: FrameType) -> None:
@@ -148,7 +147,8 @@ class _PendingInterrupt:
 
     Attributes:
         pending: whether there is one.
-        held: whether the main thread is in a block that delays interrupts. The end of that block has the pending one handled.
+        held: whether the main thread is in a block that delays interrupts. The pending interrupt is handled at the end of that
+            block.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,9 @@ _ON_HOST, _TO_DEVICE, _ON_DEVICE, _TO_HOST = StatePlace
 
 
 def begin(ledger: Ledger) -> bool:
-    """Begin an iteration, or order a job to be parked or unparked so that one can begin; False if neither is possible now."""
+    """Begin an iteration. If that is not possible, order a job to be parked or unparked so that one can begin later. False if
+    neither is possible now.
+    """
     if ledger.next_budget_bytes is not None:
         return False
     records, clock_us, spare = ledger.records, ledger.clock_us, ledger.spare_bytes

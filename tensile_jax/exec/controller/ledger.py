@@ -267,7 +267,7 @@ class Ledger:
         return -1
 
     def can_renew(self, index: int) -> bool:
-        """Whether, under the job's new plan, all jobs that can run now still can, and host memory suffices for them."""
+        """Whether, with the job's new plan, every job that can run now still can, and host memory suffices for all."""
         record = self.records[index]
         assert record.renewal is not None
         return admits(

@@ -68,7 +68,7 @@ def budget_of(plan: Plan) -> Budget | None:
 
 
 def begin_to_predict(step: Step, budget: Budget | None) -> Fitting:
-    """Begin to predict a plan. Nothing is taken from what compiling has shown but plain jit's peak."""
+    """Begin to predict a plan. Of all that compiling has shown, only plain jit's peak is used."""
     known = Knowledge().with_jit_peak(STORE.known(step.origin.kind).jit_peak_bytes)
     return Fitting(step, budget, known, predicts=True)
 
@@ -97,7 +97,7 @@ def predict(fitting: Fitting) -> CompiledPlan:
 
 
 def drafted(fitting: Fitting) -> Precedent | None:
-    """A plan that is made before plain jit's peak is known, to be adapted to it; None if there is none that can be.
+    """A plan that is made before plain jit's peak is known, and adapted once it is; None if there is no such plan.
 
     Args:
         fitting: one that predicts.
@@ -136,7 +136,7 @@ def offload_state(compiled: CompiledPlan, tensors: Collection[TensorId]) -> Comp
 
 
 def learn(fitting: Fitting) -> None:
-    """Store what is known by now of the kind of step, and plain jit's peak for all its forms."""
+    """Store what is known of the step's kind by now, and plain jit's peak for all of the step's forms."""
     step, learned = fitting.step, fitting.known
     STORE.learn(step.kind, lambda known: known.merged(learned))
     if step.origin is not step:

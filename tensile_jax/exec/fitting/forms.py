@@ -131,7 +131,7 @@ def _drafted(fitting: Fitting, *, drive_loops: bool) -> _Draft | None:
 
 
 def _is_as_expected(draft: _Draft, fitting: Fitting) -> bool:
-    """Whether plain jit's peak is so near to what was predicted that the adapted draft is as good as a new plan."""
+    """Whether plain jit's peak is so near to its prediction that the adapted draft is as good as a new plan."""
     least, most = _AS_EXPECTED
     return least * draft.expected_bytes <= fitting.jit_peak_bytes <= most * draft.expected_bytes
 
@@ -144,7 +144,9 @@ def _fit_drafted(fitting: Fitting, draft: _Draft) -> CompiledPlan:
 
 
 def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
-    """The plan of the form that is predicted to be the fastest, which knows how long it took to find that form."""
+    """The compiled plan of the form that is predicted to be the fastest. The plan records how long the choice of the form
+    took.
+    """
     began = time.perf_counter()
     chosen = fastest_form(fitting, drive_loops=drive_loops)
     before = Spent(ranking_s=time.perf_counter() - began) + (Spent() if chosen is fitting else fitting.spent)
@@ -153,7 +155,11 @@ def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
 
 
 def _more_is_known(fitting: Fitting, refusal: BudgetTooSmall) -> bool:
-    """Whether plain jit's step, compiled now if that may help, keeps the budget or names a smaller one, or makes it suffice."""
+    """Whether compiling plain jit changes the answer: plain jit needs less than every plan, or so much that a share of its peak
+    suffices.
+
+    Plain jit is compiled only if that may be so.
+    """
     if not whole_may_help(fitting, refusal.floor_bytes):
         return False
     peak = fitting.jit_peak_bytes

@@ -88,7 +88,7 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
 
 
 def _rise(nearest: Tried, others: Sequence[Tried]) -> float:
-    """By how much the limit is to rise from that of `nearest` for each byte by which the peak may.
+    """How much the limit may rise above that of `nearest`, for each byte by which the peak may rise.
 
     The slope is that of the line to the latest other program with the same form. A program with another form mostly needs more,
     so the line to such a program may only lower the rise (`python -m benchmarks.mesh_largest --how ours --batch 385`).

@@ -435,9 +435,11 @@ class Dispatcher:
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
     def _look(self, job: JobId, entry: DispatchedJob) -> list[Wait]:
-        """Functions that return the bytes on the device at the latest launch: of the job, with its most so far, then of others.
+        """Functions that read the bytes on the device at the latest launch: one for the job (now, and the most so far), then
+        those for the other jobs.
 
-        In the launches' thread, if that thread carries out the moves. Other jobs may then begin or end iterations meanwhile.
+        If the launches' thread carries out the moves, they are called in that thread. Other jobs may then begin or end iterations
+        meanwhile.
         """
         others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # others change it, under the lock
         return [entry.actor.watched_bytes(), *(actor.live_bytes() for actor in others)]

@@ -89,7 +89,7 @@ class Fusion:
 
     @cached_property
     def written_as_made(self) -> np.ndarray:
-        """Those of `written` that XLA writes in the layout in which other segments would read them."""
+        """The tensors of `written` that XLA writes in the layout in which other segments would read them."""
         return _as_made(self.materialised, self.relaid)
 
 
@@ -168,7 +168,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
 def _written_again(
     liveness: Liveness, materialised: list[bool], relaid: list[bool], shared: Mapping[int, Sequence[int]]
 ) -> np.ndarray:
-    """`again` of every operator, if of two kernels that read one of the tensors `shared`, a later segment may run one only."""
+    """`again` of every operator. Of two kernels that read one of the tensors `shared`, a later segment may run only one."""
     again = liveness.makes.sums(liveness.nbytes * _as_made(materialised, relaid))
     for t, kernels in shared.items():
         if len(kernels) == 2 and liveness.kinds[kernels[0]] == "light":
@@ -220,7 +220,7 @@ def _statistics(liveness: Liveness) -> set[int]:
 
 
 def _leads_to_heavy(liveness: Liveness, numbers: Sequence[int]) -> set[int]:
-    """The tensors from which light operators make what a heavy operator reads, with as many numbers, in one pass of the step."""
+    """The tensors from which light operators, within one pass of the step, make a heavy operator's input with as many numbers."""
     found: set[int] = set()
     for op in reversed(liveness.graph.operators):
         heavy = op.kind == "heavy" and op.primitive != "gather"

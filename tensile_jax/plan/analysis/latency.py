@@ -107,7 +107,9 @@ def _of_halves(graph: Graph) -> list[bool]:
 
 
 def rewriting_us(liveness: Liveness, profile: DeviceProfile) -> float:
-    """Microseconds that plain `jax.jit` takes to copy updates to where donated state was, if XLA writes them elsewhere."""
+    """Microseconds that plain `jax.jit` takes for copying updates into the memory of donated state, if XLA writes them elsewhere
+    first.
+    """
     nbytes = liveness.nbytes
     return sum(kernel_latency(2 * float(nbytes[t]) / profile.bytes_per_us, profile) for t in sorted(liveness.rewritten))
 

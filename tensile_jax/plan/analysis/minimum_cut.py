@@ -167,7 +167,7 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
 
 
 def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """For each node (0 is the source, 1 the sink), whether it is on the sink side of a minimum cut, the smallest such side.
+    """For each node (0 is the source, 1 the sink), whether it is on the sink side of the minimum cut with the smallest sink side.
 
     These are the nodes from which the sink can be reached in the residual network of a maximum flow.
     """

@@ -109,7 +109,9 @@ def _is_copy(operator: Operator) -> bool:
 
 
 def _is_larger_than_its_operands(graph: Graph, inputs: Sequence[TensorId], outputs: Sequence[TensorId]) -> bool:
-    """Whether the operands take much less memory than the results; inputs of the step, which are kept anyway, do not count."""
+    """Whether the results take much more memory than the operands. Operands that are inputs of the step do not count: they are
+    kept anyway.
+    """
     waiting = sum(graph.tensors[t].nbytes for t in inputs if graph.tensors[t].producer is not None)
     made = sum(graph.tensors[t].nbytes for t in outputs)
     return waiting * _MUCH <= made

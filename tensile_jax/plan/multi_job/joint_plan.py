@@ -45,14 +45,14 @@ class JobPlan(Generic[Program]):
 
     @property
     def host_bytes(self) -> int:
-        """The most host memory that the job needs, with a checkpoint that is written while the job goes on."""
+        """The most host memory that the job needs, including that for writing a checkpoint while the job runs."""
         return self.program.memory.host_bytes + self.program.memory.state_bytes
 
 
 def plan_jobs(
     jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float
 ) -> list[JobPlan[Program]] | None:
-    """Every job's plan; None if one has none, or if the jobs cannot all run."""
+    """The plan of every job; None if a job has no plan, or if the jobs cannot all run."""
     planned: list[JobPlan[Program]] = []
     for place, job in enumerate(jobs):
         at_rest = sum(one.program.memory.idle_bytes for one in planned) + sum(later.state_bytes for later in jobs[place + 1 :])
@@ -84,7 +84,7 @@ def offload_states(
 
 
 def smallest_budget(jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float) -> int:
-    """A budget above the given one under which all jobs fit, at most half a per cent above one under which they do not."""
+    """A budget above the given one under which all jobs fit. They do not fit under a budget that is half a per cent lower."""
     low, high = budget_bytes, max(budget_bytes + 1, *(job.floor_bytes for job in jobs))
     for _ in range(_MOST_TRIES):
         if plan_jobs(jobs, high, host_budget_bytes) is not None:

@@ -73,7 +73,7 @@ def agree_on_swaps(jobs: Sequence[SwappingJob], profile: DeviceProfile) -> tuple
 def _largest(
     scheduling: Sequence[SwapScheduling], sequences: Sequence[AccessSequence], peaks: Sequence[Peak]
 ) -> tuple[int, tuple[SwappedOut, ...]] | None:
-    """The job and the swaps of the largest tensor of any peak that can be swapped."""
+    """The job and the swaps of the largest tensor that can be swapped, of the tensors at any peak."""
     tensors = sorted((-sequences[k].nbytes[t], k, t) for k, peak in enumerate(peaks) for t in peak.tensors)
     for _, k, t in tensors:
         found = scheduling[k].swap(t, peaks[k])

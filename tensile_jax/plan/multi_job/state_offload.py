@@ -107,7 +107,7 @@ def _choose(jobs: Sequence[SharingJob], helped: Sequence[int], budget_bytes: int
 
 
 def _needed(jobs: Sequence[SharingJob], chosen: _Chosen, budget_bytes: int, helped: Sequence[int]) -> _Chosen:
-    """The tensors that remain when every tensor whose room no job needs is taken back, the smallest first."""
+    """The chosen tensors without those whose room no job needs. The smallest tensors are taken back first."""
     out = [sum(nbytes for _, nbytes in of_job) for of_job in chosen]
     for nbytes, k, t in sorted((nbytes, k, t) for k, of_job in enumerate(chosen) for t, nbytes in of_job):
         without = [nb - (nbytes if at == k else 0) for at, nb in enumerate(out)]

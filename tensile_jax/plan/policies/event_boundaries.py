@@ -55,7 +55,9 @@ def event_boundaries(retention: Retention, absences: Absences, costs: StepCosts)
 
 
 def _reached_us(retention: Retention, costs: StepCosts) -> Sequence[float]:
-    """When each boundary is reached at the latest: if every operator computes again what it needs, as if it were a segment."""
+    """The latest time at which each boundary is reached: every operator computes again what it needs, as if it were a segment of
+    its own.
+    """
     taken = np.array(costs.latencies, dtype=float)
     for place, runs in enumerate(retention.reruns):
         taken[list(runs)] += costs.rerun_us[place]

@@ -60,8 +60,8 @@ def host_peak_of(model: StepModel, choice: Choice) -> int:
 def that_fit(model: StepModel, retention: Retention, absences: Absences) -> Absences:
     """The absences of the tensors whose copies the host can hold together: the largest tensors first, ties by their ids.
 
-    A tensor of the state goes with its update. The host has a copy from the last need before the first absence to the first need
-    after the last one.
+    A tensor of the state goes with its update. The host keeps a copy from the last need before the tensor's first absence to the
+    first need after its last absence.
     """
     if model.host_limit == float("inf"):
         return absences

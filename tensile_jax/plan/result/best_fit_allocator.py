@@ -4,8 +4,8 @@ A *chunk* is a stretch of device memory that is either handed out or free. The c
 
     rounded  = nbytes, rounded up to 256 bytes
     chosen   = the smallest free chunk of at least `rounded` bytes, at the lowest address; if there is none, a new region
-    handed   = the whole chosen chunk      if size < 2 * rounded and size - rounded < 128 MiB
-             = its first `rounded` bytes   otherwise; the rest stays free
+    handed   = the whole chosen chunk      if its size < 2 * rounded and its size - rounded < 128 MiB = its first `rounded` bytes
+             otherwise; the rest stays free
     in use   = sum of the sizes of the chunks that are handed out
 
 So a caller may get nearly twice what it asked for, or nearly 128 MiB more, and all of it counts as in use. A chunk that is freed

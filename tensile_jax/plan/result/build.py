@@ -121,10 +121,11 @@ _Copies = dict[int, list[tuple[TensorId, int]]]
 
 
 def _copies(layout: Layout, all_contents: Sequence[Contents]) -> tuple[_Copies, _Copies, dict[int, set[TensorId]]]:
-    """Copies out, copies in, and tensors that leave without a copy.
+    """Copies to the host, copies to the device, and tensors that leave without a copy.
 
-    The copies are by the segment right before whose launch they are issued; a copy is a pair of the tensor and the segment before
-    whose launch it must have ended. The tensors without a copy are by the segment after which they are released.
+    Both kinds of copies are listed by the segment before whose launch they are issued; a copy is a pair of the tensor and the
+    segment before whose launch it must have ended. The tensors without a copy are listed by the segment after which they are
+    released.
     """
     count = len(all_contents)
     used = [set(contents.inputs) for contents in all_contents]

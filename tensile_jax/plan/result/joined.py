@@ -85,7 +85,9 @@ def programs_of(plan: Plan, graph: Graph) -> tuple[JoinedProgram, ...]:
 
 
 class _Copy(NamedTuple):
-    """The copy of event `event`. It starts at boundary `start`, and boundary `finish` waits for it; if none does, the last."""
+    """The copy of event `event`. It starts at boundary `start`, and boundary `finish` waits for it: the last boundary if nothing
+    else waits.
+    """
 
     event: int
     start: int
@@ -168,7 +170,9 @@ def _without_idle_copies(plan: Plan, graph: Graph, profile: DeviceProfile) -> Pl
 
 
 def _on_host_at_ends(plan: Plan, graph: Graph) -> tuple[frozenset[TensorId], frozenset[TensorId]]:
-    """The arguments that are in host memory when an iteration begins, and the results that are only there when it ends."""
+    """The arguments that are in host memory when an iteration begins, and the results that are in host memory only when
+    it ends.
+    """
     code = decode(plan, graph)
     arriving, there = on_host_between_iterations(code)
     *_, on_device = _contents(code, graph)[1]

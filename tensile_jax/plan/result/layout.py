@@ -88,7 +88,7 @@ class Contents:
 
 
 def contents_of(liveness: Liveness, begin: int, end: int, there: Collection[TensorId], wanted: Sequence[TensorId]) -> Contents:
-    """The contents of a segment that begins with the tensors `there` and must leave those in `wanted` behind in addition.
+    """The contents of a segment that begins with the tensors `there`, and must leave the tensors `wanted` on the device as well.
 
     Raises:
         KeyError: it needs an input of the step that is not there.

@@ -183,7 +183,7 @@ def _ranges(scopes: Sequence[str]) -> str:
 
 
 def _numbered(name: str, taken: set[str]) -> str:
-    """The name, or the first of `name (2)`, `name (3)`, ... that is not taken."""
+    """The name if it is not taken yet; otherwise the first of `name (2)`, `name (3)`, ... that is not."""
     count, free = 1, name
     while free in taken:
         count += 1

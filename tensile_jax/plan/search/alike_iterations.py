@@ -83,7 +83,9 @@ class Iterations:
         return found
 
     def _until(self, dropped: TensorId, found: Mapping[TensorId, int]):  # noqa: ANN202
-        """A function that says up to which place another iteration's tensor is kept, if it is dropped as this one is."""
+        """Returns a function that gives the place up to which another iteration's tensor is kept, if it is dropped as this one
+        is.
+        """
         operators, made_at = self._step.graph.operators, self._step.liveness.begin
         last, made = operators[found[dropped]], operators[made_at[dropped]]
         same_iteration = last.iterations == made.iterations
@@ -167,7 +169,7 @@ def _mixed(
     lower: Mapping[TensorId, int],
     higher: Mapping[TensorId, int],
 ) -> Schedule | None:
-    """The schedule that drops `lower` in the first iterations and `higher` in as many others as the limit allows for."""
+    """The schedule that drops `lower` in the first iterations, and `higher` in as many of the last ones as the limit allows."""
     best: Schedule | None = None
     fits, exceeds = iterations.most, 0
     while fits - exceeds > 1:

@@ -113,7 +113,7 @@ def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float =
 
 
 def _either(model: StepModel, evaluator: Evaluator, limit: float) -> Schedule | None:
-    """The faster one of a schedule that keeps state on the device between iterations and one that need not.
+    """The faster of two schedules: one keeps state on the device between iterations, and the other need not.
 
     The first one is sought again, without an upper limit on its time, only if both are slow.
     """
@@ -282,7 +282,9 @@ def _starts(
 
 
 def _around(most: float, keeps_more: Callable[[Start, float], bool]) -> tuple[float, float]:
-    """A price at which more than `most` bytes are kept, and one just below it at which fewer are (or `_LOWEST_PRICE`)."""
+    """Two prices close together: at the higher one, more than `most` bytes are kept, and at the lower one fewer (or it is
+    `_LOWEST_PRICE`).
+    """
     more, less = _STARTS[0].price, _LOWEST_PRICE
     while more > _APART * less and not keeps_more(Start(less), most):
         between = sqrt(more * less)
@@ -343,7 +345,7 @@ def _sought_least(model: StepModel, evaluator: Evaluator) -> Schedule:
 
 
 def _descended(schedule: Schedule) -> Schedule:
-    """The schedule, repaired under lower and lower limits, as long as that takes no more than `_DESCENT`."""
+    """The schedule after repairs under lower and lower limits, until `_DESCENT` segments have been evaluated."""
     evaluator, end = schedule.evaluator, schedule.evaluator.evaluated + _DESCENT
 
     def repaired(schedule: Schedule, limit: float) -> Schedule | None:
@@ -434,7 +436,9 @@ def _staying(several: Several, count: int) -> Several:
 
 
 def _all_absent(evaluator: Evaluator) -> Schedule:
-    """Every possible boundary is one, and what may be swapped is on the host whenever no segment needs it."""
+    """The schedule that is cut at every possible boundary, and in which everything that may be swapped is on the host whenever no
+    segment needs it.
+    """
     condensed = evaluator.condensed
     k = len(evaluator.places) - 1
     segment = np.searchsorted(np.array(condensed.boundaries), np.arange(len(condensed.reads) + 1), side="right") - 1

@@ -44,7 +44,9 @@ def features_of(program: Program, equation: Equation) -> tuple[float, ...]:
 
 
 def _product(equation: Equation, avals: Sequence[Any]) -> list[float]:
-    """Batch, rows, columns, inner size; and for each operand whether its inner axes are its last ones."""
+    """The numbers that describe a product: batch, rows, columns, inner size, and for each operand whether its inner axes are its
+    last ones.
+    """
     (left_inner, right_inner), (left_batch, right_batch) = equation.params["dimension_numbers"]
     left, right = shape_of(avals[0]), shape_of(avals[1])
     batch, inner = _size(left, left_batch), _size(left, left_inner)
@@ -55,7 +57,9 @@ def _product(equation: Equation, avals: Sequence[Any]) -> list[float]:
 
 
 def _convolution(equation: Equation, avals: Sequence[Any], result: Any) -> list[float]:
-    """Images, channels in and out, the sides of image, window and result, strides, dilations, groups; and each layout."""
+    """The numbers that describe a convolution: images, channels in and out, sides of image, window and result, strides,
+    dilations, groups, and layouts.
+    """
     params = equation.params
     numbers = params["dimension_numbers"]
     image, kernel, out = shape_of(avals[0]), shape_of(avals[1]), shape_of(result)

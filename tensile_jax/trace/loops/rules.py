@@ -131,7 +131,9 @@ def _is_worth_a_launch(loop: Loop, body: Program) -> bool:
 
 
 def _pieces(length: int, pieces: int) -> Bounds:
-    """So many intervals of equal length, or a few less; the last one is shorter if none of their lengths divides `length`."""
+    """Cuts `length` iterations into so many intervals of equal length, or a few less. If none of their lengths divides `length`,
+    the last interval is shorter.
+    """
     least = -(-length // pieces)
     each = next((n for n in range(least, 2 * least) if length % n == 0), least)
     return tuple((begin, min(begin + each, length)) for begin in range(0, length, each))

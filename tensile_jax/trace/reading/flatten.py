@@ -142,7 +142,7 @@ class _Builder:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _results(self, equation: Any, values: list[Value], scope: str) -> Sequence[Value]:
-        """Add what a jaxpr's equation does with these values, and return its results."""
+        """Add the equations for one equation of a jaxpr, with these values as inputs, and return its results."""
         inner = inner_jaxpr(equation)
         if inner is not None and len(inner.jaxpr.invars) == len(values):
             outside = self._repeat

@@ -108,7 +108,7 @@ def part_of(shape: tuple[int, ...], dtype: Any, length: int | None) -> Any:
 
 
 def layer(part: Any) -> Any:
-    """A jaxpr that takes an array of this type and gives it one more axis, the first, of length 1."""
+    """A jaxpr that gives an array of this type a new first axis, of length 1."""
     return jax.make_jaxpr(lambda part: jax.lax.expand_dims(part, (0,)))(part)
 
 

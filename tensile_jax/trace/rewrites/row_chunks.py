@@ -298,8 +298,8 @@ def _rewritten(program: Program, region: Region, chunks: int) -> Program:
 def _levels(program: Program, region: Region) -> tuple[list[int], int]:
     """The stretch of each equation, and the number of stretches.
 
-    The stretch of an equation outside the region is the last one that it needs, or -1. What an equation of the region needs from
-    outside must not depend on its own stretch.
+    An equation outside the region belongs to the last stretch that it depends on, or to -1 if there is none. An equation of the
+    region must not depend, through equations outside the region, on its own stretch.
     """
     level_of: dict[int, int] = {}
     inside: set[int] = set()

@@ -132,14 +132,18 @@ class Evictions:
         return sorted(found, key=lambda e: (-e.free_us, -e.nbytes, e.gap.tensor, e.first))
 
     def swap_hidden(self, eviction: Eviction) -> bool:
-        """Swap the tensor if both copies can be hidden and a kernel gets nearer to the target; return whether that was done."""
+        """Swap the tensor if both copies can be hidden and the swap lowers the memory of a kernel above the target; return
+        whether it did so.
+        """
         swap = self._swap(eviction, hidden=True) if self.helps(eviction) else None
         if swap is not None:
             self._take(swap)
         return swap is not None
 
     def helps(self, eviction: Eviction) -> bool:
-        """Whether a kernel exceeds the target while the tensor would be away, and nothing else has taken the tensor away yet."""
+        """Whether the eviction lowers the memory of a kernel above the target, and no earlier eviction has taken the
+        tensor away.
+        """
         t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
         away = any(a.leave < before and after < a.back for a in self.absences.get(t, ()))
         return not away and t not in self.dropped and self._over_target(eviction.first + 1, eviction.last)
@@ -199,7 +203,9 @@ class Evictions:
     # -- recomputations ---------------------------------------------------------------------------------------------------
 
     def recomputation(self, eviction: Eviction) -> Recomputation | None:
-        """How to compute the tensor again after its evicted access, or None if what that starts from is gone by then."""
+        """How to compute the tensor again after its evicted access; None if a tensor that the computation starts from is gone by
+        then.
+        """
         liveness, t = self._step.liveness, eviction.gap.tensor
         operators = liveness.graph.operators
         if t in self.absences or self._end[t] >= len(operators) or liveness.begin[t] < 0:

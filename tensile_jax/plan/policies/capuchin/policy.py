@@ -101,7 +101,7 @@ def _decision(model: StepModel, evicted: Callable[[], tuple[Retention, Absences]
 
 
 def plan_evictions(model: StepModel, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
-    """What is dropped and what is away so that no kernel needs more than the target, or as near to it as evictions come."""
+    """What is dropped and what is away, so that no kernel needs more than the target, or as little more as evictions allow."""
     evictions = Evictions(model, kernels, target)
     while not evictions.enough() and _walk(evictions, evictions.candidates()):
         pass

@@ -246,7 +246,9 @@ class Evaluator:
         return new
 
     def found(self, how: str, arguments: object, find: Callable[[], Found]) -> Found:
-        """What `find` finds. If it was found in this way with these arguments last, it is not sought again."""
+        """The result of `find`. If the latest search of this kind had the same arguments, its result is returned without a new
+        search.
+        """
         return self._found.of(how, arguments, find)
 
     def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:

@@ -195,14 +195,16 @@ def released(
 
 
 def made_later(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
-    """A result of the step is made by the last segment, or by the one with the least peak, and not kept until then."""
+    """Makes a result of the step later: in the last segment, or in the one with the least peak, and does not keep it
+    until then.
+    """
     behind = range(gap.after + 1, schedule.count)
     for before in sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else ():
         yield from dropped(gap._replace(before=before))
 
 
 def dropped(gap: Gap) -> Iterator[Lowering]:
-    """The tensor is not on the device in the gap, and is computed again; with or without what it is computed from."""
+    """Drops the tensor in the gap, so that it is computed again: with its sources kept, and without."""
     for keep_sources in (False, True):
         yield partial(residency_moves.drop, gap=gap, keep_sources=keep_sources)
 
@@ -281,7 +283,7 @@ def _merged_under(schedule: Schedule, i: int, limit: float) -> Schedule | None:
 
 
 def absences_with(schedule: Schedule, j: int) -> Iterator[Lowering]:
-    """A tensor that is only on its way in segment j is absent there: it is gone sooner, or comes back later."""
+    """Extends absences to segment j for tensors that are only on their way there: they leave sooner, or come back later."""
     for t in sorted(schedule.swapped):
         residencies = schedule.residencies[t]
         for number, (one, two) in enumerate(pairwise(residencies)):
