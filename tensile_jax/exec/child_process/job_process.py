@@ -9,8 +9,8 @@ for its end. Only then do all unanswered requests fail, with one error. So code 
 memory of the process is free.
 
 The first request starts the process, which ends when the runtime's process ends. The process is a new interpreter and not a fork,
-since JAX's threads do not survive a fork. It is no `multiprocessing.Process` either: that would always import the main module,
-could start no processes as a daemon, and would otherwise make the interpreter wait at exit.
+since JAX's threads do not survive a fork. It is no `multiprocessing.Process` either, since that always imports the main module.
+Besides, a daemonic one may not start processes, and for any other one the interpreter waits at exit.
 """
 
 import itertools

@@ -4,8 +4,8 @@ A *run* is a group of consecutive launches and other moves of one iteration. The
 the jobs run:
 
     spans    the latest `_MOST` runs and copies
-    levels   the bytes on the device over the whole time. When there are `_MOST` levels, of each two neighbours only the one with
-             more bytes is kept. So half as many remain, and no peak is lost
+    levels   the bytes on the device over the whole time. When there are `_MOST` levels, only the higher one of each pair of
+             neighbours is kept. So half as many remain, and no peak is lost
 
 The dispatcher only appends the controller's states, which are immutable. Another thread computes levels from them later: when
 somebody reads the record, or when `_MOST_STATES` states wait.

@@ -14,7 +14,7 @@ and 1 describe a plan:
     again(o, k)    the part of o that runs again during interval k
     later(o, k)    the part of o that runs again at any time after q(k)
 
-Rows for the tensors, where operator o makes t, which is made before q(k):
+Constraints on the tensors, where operator o makes t, and t is made before q(k):
 
     there(t, k + 1) <= there(t, k) + in(t, k) + again(o, k)
     in(t, k)        <= host(t, k + 1)
@@ -24,18 +24,19 @@ Rows for the tensors, where operator o makes t, which is made before q(k):
     there(u, k) + host(u, k) + later(o', k) >= later(o, k)
     again(o, k) + again(o, k + 1) + ...    >= later(o, k)
 
-The last three rows count what is still to be made. Without them, one half of a tensor could be made twice and count as the whole.
+The last three constraints count what is still to be made. Without them, one half of a tensor could be made twice and count as the
+whole.
 
-Rows for the memory, at every place:
+Constraints on the memory, at every place:
 
     caller + sum over t of there(t, k) * nbytes(t) + new results of the operator at q(k) <= budget
 
 `caller` is what the caller owns. there(t, k) is 1 for what the operator reads from memory. A result is new unless it takes over
 the memory of the state that it updates.
 
-Rows for the time. at(k) is when the operator at q(k) begins, work(k) is the computation until then, and delay(k) is what copies
-have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. T = at(K + 1) is
-the time of the step, which is minimised.
+Constraints on the time. at(k) is when the operator at q(k) begins, work(k) is the computation until then, and delay(k) is what
+copies have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. T = at(K +
+1) is the time of the step, which is minimised.
 
     work(k + 1) - work(k) = latencies of the operators in interval k + sum over o of again(o, k) * rerun_us(o)
     at(k + 1) - at(k)    >= work(k + 1) - work(k)
@@ -49,8 +50,8 @@ the device. If the state may be on the host across the iteration boundary, a par
 and the same part of its update is copied there by the end. A copy that is issued after the last segment takes nothing from
 computation, so it adds nothing to the delay.
 
-Why this is a lower bound: every plan that `simulate.py` can simulate gives a solution of the rows. In it, there(t, k) is 1 if t
-occupies memory while the segment with q(k) runs, and a copy under way counts by the part that has been transferred. What a
+Why this is a lower bound: every plan that `simulate.py` can simulate gives a solution of these constraints. In it, there(t, k) is
+1 if t occupies memory while the segment with q(k) runs, and a copy under way counts by the part that has been transferred. What a
 segment computes again counts for the interval that reads it first. The bound shares three assumptions with the planner: operators
 run in the order of the graph; what a heavy operator reads or makes is in memory while it runs; and what a segment makes and needs
 later stays in memory until then.
