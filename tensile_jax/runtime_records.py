@@ -6,8 +6,7 @@ copies.
     JobEvent                                           something that happened to a job; the runtime reports each when it happens
     Record     ::= Span*  Level*                       when each launch and copy ran, and how many bytes were on the device
 
-A job goes through the following states. It may be paused until it has ended, and goes on from there. It may also fail or be
-cancelled until then:
+A job goes through the following states. Until it has ended, it may also be paused and resumed, fail, or be cancelled:
 
     preparing -> queued -> running -> finished
 

@@ -7,7 +7,7 @@
     run the reference in other ways     the same steps under another rounding, to know by how much they differ from themselves
     time both                           calls in turn, all with the same arguments
 
-The plan runs before plain jit does: an allocator counts the most bytes that were ever in use, and plain jit mostly uses more.
+The plan runs before plain jit, which mostly uses more memory: the allocator only knows the most bytes that were ever in use.
 """
 
 import time
