@@ -161,8 +161,8 @@ class JobEvent:
 class Span:
     """One use of a lane by a job, over `[begin_us, end_us)`: the segment `name` ran, or `nbytes` were copied.
 
-    In an iteration in which live bytes are not read, a span is that of several segments that ran one after another, and `name` is
-    `"FIRST .. LAST"`.
+    Several segments that ran one after another may share a span, with the name `"FIRST .. LAST"`. Only iterations in which live
+    bytes are read have a span for each segment.
     """
 
     lane: LaneName

@@ -344,7 +344,9 @@ def _referred(case: _Case, plain: Way | str) -> tuple[Way, _Ran, tuple[str, ...]
 def _own_differences(
     case: _Case, reference: Way, theirs: _Ran
 ) -> tuple[list[dict[int, Difference]], tuple[str, ...], tuple[str, ...]]:
-    """By how much each output of the reference differs from itself, step by step; under which other roundings; and notes."""
+    """Three things: how much each output of the reference differs from itself, step by step; the other roundings under which it
+    ran; and notes.
+    """
     own = [dict.fromkeys(values, Difference()) for values in theirs.values]
     named: list[str] = []
     notes: list[str] = []

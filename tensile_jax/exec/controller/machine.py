@@ -139,7 +139,7 @@ def _with_batch_or_wish(record: JobRecord, event: BatchLoaded | Wished) -> JobRe
 
 
 def _settle(ledger: Ledger) -> bool:
-    """Park a job that is to stop, to pause or to change its plan; if the job is parked already, carry that out.
+    """Park a job that is to stop, to pause or to change its plan. If the job is parked already, carry out what it is to do.
 
     A job also pauses for a checkpoint. Until that pause is reported, a request to run changes nothing: the job's lifecycle
     repeats the request afterwards.
@@ -207,7 +207,9 @@ def _change_budget(ledger: Ledger) -> bool:
 
 
 def _admit(ledger: Ledger) -> bool:
-    """Release a pending job that is to stop; report one that is to pause; otherwise admit the next one, if there is room."""
+    """Admit the next pending job, if there is room for it. But first, a pending job that is to stop is released, and one that is
+    to pause is reported.
+    """
     for record in ledger.pending:
         if record.wish == "stop" or not record.steps_left:
             ledger.unqueue(record.job)

@@ -127,7 +127,8 @@ def fit(fitting: Fitting, draft: Precedent | None = None) -> CompiledPlan:
 def offload_state(compiled: CompiledPlan, tensors: Collection[TensorId]) -> CompiledPlan:
     """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
-    It is compiled if `compiled` is. If the replay, which checks every plan, refuses the new plan, the result is `compiled`.
+    The new plan is compiled if `compiled` has executables. If the replay, which checks every plan, refuses it, the result is
+    `compiled`.
     """
     fitting = begin(compiled.step, budget_of(compiled.plan))
     found = fitting.offload_state(compiled, tensors)

@@ -258,7 +258,7 @@ def _confirmed(forms: Iterable[Fitting], limit: float) -> Fitting | None:
 
 
 def _as_before(forms: Iterable[Fitting], step: Step) -> Fitting | None:
-    """The form in which the step was planned on other shapes under nearly the same share of plain jit's peak."""
+    """The form in which the step was planned before, on other shapes under nearly the same share of plain jit's peak."""
     structure = STORE.form_of(step.structure)
     precedent = STORE.precedent(structure)
     return next((f for f in forms if f.step.structure == structure and precedent and f.resembles(precedent, f.goal())), None)

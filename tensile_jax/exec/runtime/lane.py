@@ -24,7 +24,7 @@ class Lane:
         _lanes.add(self)
 
     def put(self, function: Callable[[], None]) -> None:
-        """Queue a function; from any thread."""
+        """Queue a function. May be called in any thread."""
         self._queue.put(function)
 
     def end(self) -> None:

@@ -201,7 +201,7 @@ class JobPlanner:
             self.thread.call(self._prepare_in_order)
 
     def _prepare(self, job: StoredJob, own_accesses: AccessSequence | None) -> None:
-        """Make the first plan of a job that was traced, and compile it. In the planner's thread.
+        """Make the first plan of a job that was traced, and compile it. Called in the planner's thread.
 
         Args:
             own_accesses: those from which swaps are chosen for several jobs together; None if the job does not take part in that.
@@ -244,7 +244,7 @@ class JobPlanner:
                 self.thread.call(lambda other=other, swaps=swaps: self._use_agreed_swaps(other, swaps), soon=True)
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
-        """Give a prepared job to the dispatcher and the controller. Under the dispatcher's lock."""
+        """Give a prepared job to the dispatcher and the controller. Called under the dispatcher's lock."""
         assert job.in_use is not None  # it was planned
         entry = DispatchedJob(
             job.name, job.actor, job.take_batch, record.memory, job.in_use.plan, job.life.first, job.preparing_s,
@@ -255,7 +255,7 @@ class JobPlanner:
         self.explain_wait(job)
 
     def explain_wait(self, job: StoredJob) -> None:
-        """If the job is pending, post the budgets that it needs beside the admitted jobs. Under the dispatcher's lock."""
+        """If the job is pending, post the budgets that it needs beside the admitted jobs. Called under the dispatcher's lock."""
         state = self._dispatcher.state
         record = next((one for one in state.pending if one.job == job.number), None)
         if record is None:
@@ -454,8 +454,10 @@ class JobPlanner:
         self._store.report("renewed", job.name, job.life.done, note)
 
     def drop_plan(self, job: StoredJob, plan: PlanSummary) -> None:
-        """Report if the job can run neither by its new plan, which was declined, nor by the old one. Under the dispatcher's lock,
-        with the store's lock held."""
+        """Report if the job can run neither by its new plan, which was declined, nor by the old one.
+
+        Called under the dispatcher's lock and the store's lock.
+        """
         state, memory = self._dispatcher.state, plan.memory
         assert job.in_use is not None  # it was admitted
         if job.in_use.memory.peak_bytes <= state.budget_bytes:

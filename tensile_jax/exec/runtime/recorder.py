@@ -37,7 +37,7 @@ class Recorder:
         self._levels: list[Level] = []
 
     def add(self, time_us: float, state: State, measured_bytes: int | None = None) -> bool:
-        """Add a state of the controller, later than all before it. By one thread at a time.
+        """Add a state of the controller, later than all before it. Only one thread at a time may call this.
 
         Returns whether so many states wait that `condense` should be called, in another thread.
         """

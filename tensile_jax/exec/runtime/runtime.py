@@ -176,9 +176,8 @@ class Runtime:
             priority: the job's share of the device's time, in proportion to the priorities of the other jobs.
             budget: a limit for this job alone, below the runtime's.
             max_swap_rate: the most bytes that the job may swap, as a part of what all jobs swap (TENSILE section IV-D).
-            max_slowdown: use as little memory as is possible with a step of at most `max_slowdown` times plain jit's predicted
-                time.
-            plan_for: the device memory for which the job is planned, whichever other jobs are there. Then a job has the same
+            max_slowdown: use the least memory with which a step takes at most `max_slowdown` times plain jit's predicted time.
+            plan_for: the device memory for which the job is planned, independently of the other jobs. A job then has the same
                 segments, and the same results to the bit, on each runtime with this budget. None: what the other jobs leave free.
             renew_above: the drift of the segments' latencies above which the job's plan is renewed, as in `tensile_jax.jit`. The
                 results of such a job are rounded differently from then on. None: only its copies may change.
@@ -427,7 +426,7 @@ class Runtime:
             self._hear(job.number, messages.UserWished(wish))
 
     def _hear(self, number: JobId, event: Event) -> None:
-        """Give an event of a job to its lifecycle and carry out the instructions; from any thread."""
+        """Give an event of a job to its lifecycle and carry out the instructions. May be called in any thread."""
         with self._store.changed:
             job = self._store.jobs.get(number)
             if job is not None:
@@ -474,7 +473,7 @@ class Runtime:
                 self._store.changed.notify_all()
 
     def _apply_budget(self, nbytes: int) -> None:
-        """Report and use a budget that the controller has applied. Under the dispatcher's lock."""
+        """Report and use a budget that the controller has applied. Called under the dispatcher's lock."""
         with self._store.changed:
             self._store.report("budget", note=format_bytes(nbytes), values={"budget_bytes": nbytes})
             self._planner.use_budget(nbytes)

@@ -28,7 +28,7 @@ from tensile_jax.runtime_records import EventName, JobEvent
 from tensile_jax.tracebacks import hides_frames
 
 Post = Callable[[JobId, Event], None]
-"""Tells a runtime what has happened to one of its jobs; from any thread."""
+"""Tells a runtime what has happened to one of its jobs. May be called in any thread."""
 
 _KEPT_EVENTS = 100_000
 

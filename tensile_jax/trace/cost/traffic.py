@@ -56,10 +56,11 @@ def _copied(before: Sequence[Any], after: Sequence[Any]) -> CopiedBytes:
 
 
 def relaid_operands(program: Program, equation: Equation) -> list[int]:
-    """The operands of a product whose dimensions do not lie as those of matrices do.
+    """The operands of a product that XLA copies because their dimensions are not in the order of a matrix.
 
-    XLA computes products of matrices: batch dimensions come first, then free and contracted ones, either of the two first. It
-    copies an operand whose dimensions lie otherwise; light operators that make the operand are fused into this copy.
+    XLA multiplies matrices: batch dimensions come first, then all free dimensions and all contracted ones, or the other way
+    round. It copies an operand whose dimensions are in another order. Light operators that make the operand are fused into this
+    copy.
     """
     if equation.primitive.name != "dot_general":
         return []

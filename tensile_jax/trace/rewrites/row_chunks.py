@@ -244,7 +244,7 @@ class _Chunked:
         self.equations.append(replace(equation, position=where[0], iterations=where[1]))
 
     def compute(self, closed: Any, inputs: Sequence[int], scope: str, output: int | None = None) -> int:
-        """Add the equations of a small jaxpr; its result is `output`, or a new variable, which is returned."""
+        """Add the equations of a small jaxpr, and return the variable of its result: `output`, or a new one."""
         environment: dict[Any, Any] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
         *first, last = closed.jaxpr.eqns
         for e in (*first, last):

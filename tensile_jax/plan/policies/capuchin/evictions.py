@@ -87,7 +87,7 @@ class Recomputation:
 class Evictions:
     """The evictions made so far: what is dropped, what is away, the windows on the link, and what each kernel then needs.
 
-    A retention is made from `dropped` (`retain`), and a candidate from both `dropped` and `absences`.
+    `dropped` gives the retention (`retain`). `dropped` and `absences` together give the candidates.
     """
 
     def __init__(self, model: StepModel, kernels: Sequence[Kernel], target: float) -> None:
@@ -240,7 +240,7 @@ class Evictions:
         return Recomputation(dropped, frozenset(sources), latency_us, latency_us * starting)
 
     def recompute(self, eviction: Eviction, recomputation: Recomputation) -> None:
-        """Drop the tensor after its evicted access, and what its chain passes through."""
+        """Drop the tensor after its evicted access, and drop the tensors that its chain makes on the way."""
         t = eviction.gap.tensor
         readers = {self._kernel_at(p) for p in self._needs[t]}
         without = [k for k in range(eviction.first + 1, self._kernel_at(self._end[t])) if k not in readers]

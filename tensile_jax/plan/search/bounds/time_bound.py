@@ -147,7 +147,9 @@ def _solved(step: "_Step", budget_bytes: float, exposed: frozenset[int]) -> floa
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """An operator that makes items. If `fused`, a segment that contains it and a reader need not store its results."""
+    """An operator that makes items. If it is `fused`, a segment that contains it and a reader of its results need not
+    store them.
+    """
 
     place: int
     inputs: tuple[int, ...]
@@ -324,7 +326,7 @@ class _Program:
         self.rows.append((terms, bound))
 
     def _run(self, item: int, k: int, coefficient: float) -> Terms:
-        """again(o, k) for the maker o of the item, if it may run again."""
+        """The term of again(o, k), where o makes the item; no term if o never runs again."""
         o = self.step.maker[item]
         return [(self._column("again", o, k), coefficient)] if o >= 0 and self.step.makers[o].runs_again else []
 
