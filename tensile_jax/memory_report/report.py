@@ -28,6 +28,7 @@ from typing import Literal
 import msgspec
 
 from tensile_jax.html_tables import ShownAsText
+from tensile_jax.ir import Role
 from tensile_jax.plan_format import read_report
 from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
@@ -45,10 +46,7 @@ WORDS = {
 }  # fmt: skip
 """What the roles are called where they are shown to people."""
 
-HeldRole = Literal[
-    "parameter", "optimizer_state", "state", "batch", "argument", "constant", "activation", "gradient", "output",
-    "workspace", "reserved", "packing",
-]  # fmt: skip
+HeldRole = Role | Literal["argument", "workspace", "reserved", "packing"]
 """The roles of tensors (`ir.py`), `argument` for the arguments of a function that returns no state, and what is no tensor."""
 
 
