@@ -47,8 +47,8 @@ def compare(
     jax.ShapeDtypeStructs as args, or what an entrypoint of a job returns.
 
     MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". Every policy may keep state in
-    host memory between two iterations (--state-memory any), which the paper's own needs. All of it is predicted from the device
-    profile.
+    host memory between two iterations (--state-memory any), as the paper's own policy does. All figures are predicted from the
+    device profile.
     """
     if picture is not None and find_spec("matplotlib") is None:
         raise Refusal("--picture needs matplotlib: pip install 'tensile_jax[plot]'")

@@ -84,11 +84,11 @@ def run(
     a budget of device memory.
 
     Or train all jobs of the file JOBS.toml at once, under a budget that they share, with a live view on stderr. Another terminal
-    can look and steer: tensile status, pause, resume, cancel, budget. What happened is kept in a run folder. Exit code 1: a job
-    failed.
+    can follow and control the run: tensile status, pause, resume, cancel, budget. What happened is kept in a run folder. Exit
+    code 1: a job failed.
 
-    Ctrl-C ends after the step that is under way, with the table of the steps done; a second one does not wait. Several jobs save
-    a checkpoint then, and --resume goes on from there.
+    Ctrl-C ends the training after the present step and prints the table; a second Ctrl-C does not wait for the step. Several jobs
+    also save checkpoints, from which --resume continues.
     """
     if resume is not None and (source is not None or output is not None):
         what = "--output" if source is None else "a model or a file of jobs"
