@@ -67,7 +67,7 @@ def parse_host_budget(value: Any) -> int:
     """
     budget = _parse(value, "host_budget", _HOST_REMEDY)
     if budget.nbytes is None:
-        raise BudgetError(f"host_budget {shown(value)} is a share, and host memory is not shared out like that. {_HOST_REMEDY}")
+        raise BudgetError(f"host_budget {shown(value)} is a share, but host memory takes no share. {_HOST_REMEDY}")
     return budget.nbytes
 
 

@@ -12,6 +12,18 @@ from typing import Any
 from tensile_jax.units import format_bytes
 
 
+class ShownAsText:
+    """A record that defines `__str__`: `repr` gives the same text, and so does a notebook."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return of_text(str(self))
+
+
 def of_record(record: Any) -> str:
     """A table with one row for each field of a dataclass, without fields that hold several values."""
     shown = {field.name: getattr(record, field.name) for field in fields(record)}

@@ -22,13 +22,13 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from tensile_jax import html_tables
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.errors import PlanFileError
+from tensile_jax.html_tables import ShownAsText
 from tensile_jax.ir import OperatorId, Role, TensorId
 from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes, times_plain_jit
@@ -39,6 +39,7 @@ _MOST = 2**62  # bytes, microseconds or operators; a number as large as this is 
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
 Barriers = Literal["live", "inputs", "lag", "chain"]
+_Report = TypeVar("_Report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class PlannedLoop:
     plan: "Plan"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan(ShownAsText):
     """A scheduling plan for one step at one set of shapes, with what it is predicted to need.
 
     Attributes:
@@ -258,12 +259,6 @@ class Plan:
     def __str__(self) -> str:
         return describe(self)
 
-    def __repr__(self) -> str:
-        return describe(self)
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_text(describe(self))
-
 
 def contradictions(plan: Plan) -> Iterator[str]:
     """What contradicts itself in a plan, whatever its step; each result is a clause of a sentence.
@@ -372,10 +367,21 @@ def save_json(value: Any, path: str | PathLike[str]) -> None:
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
-def plan_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a saved plan."""
-    schema = msgspec.json.schema(Plan)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensile_jax plan", **schema}
+def read_report(text: str | bytes, kind: type[_Report], what: str, field: str, version: int) -> _Report:
+    """The record that JSON stands for, if its `field` is `version`; `what` names the record in errors.
+
+    Raises:
+        ValueError: the text is no such JSON, or was written by another version of this package.
+    """
+    try:
+        report = msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"This is not the JSON of {what}: {error}. Write one with report.to_json().") from error
+    if (found := getattr(report, field)) != version:
+        raise ValueError(
+            f"The report has {field} {found}, and this version of tensile_jax reads {version}. Make the report again."
+        )
+    return report
 
 
 def _over_plain(plan: Plan) -> str:

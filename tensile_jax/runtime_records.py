@@ -6,8 +6,7 @@ copies.
     JobEvent                                           something that happened to a job; the runtime reports each when it happens
     Record     ::= Span*  Level*                       when each launch and copy ran, and how many bytes were on the device
 
-A job goes through the following states. It may be paused until it has ended, and goes on from there. It may also fail or be
-cancelled until then:
+A job goes through the following states. Until it has ended, it may also be paused and resumed, fail, or be cancelled:
 
     preparing -> queued -> running -> finished
 
@@ -85,8 +84,8 @@ class JobStatus:
         return html_tables.of_record(self)
 
 
-@dataclass(frozen=True, slots=True)
-class JobReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class JobReport(html_tables.ShownAsText):
     """What was measured of a job, beside what its plan predicts. `print(report)` shows it.
 
     Attributes:
@@ -120,12 +119,6 @@ class JobReport:
 
     def __str__(self) -> str:
         return "\n".join(_job_lines(self))
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_text(str(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +161,8 @@ class JobEvent:
 class Span:
     """One use of a lane by a job, over `[begin_us, end_us)`: the segment `name` ran, or `nbytes` were copied.
 
-    In an iteration in which live bytes are not read, a span is that of several segments that ran one after another, and `name` is
-    `"FIRST .. LAST"`.
+    Several segments that ran one after another may share a span, with the name `"FIRST .. LAST"`. Only iterations in which live
+    bytes are read have a span for each segment.
     """
 
     lane: LaneName

@@ -7,7 +7,7 @@
     run the reference in other ways     the same steps under another rounding, to know by how much they differ from themselves
     time both                           calls in turn, all with the same arguments
 
-The plan runs before plain jit does: an allocator counts the most bytes that were ever in use, and plain jit mostly uses more.
+The plan runs before plain jit, which mostly uses more memory: the allocator only knows the most bytes that were ever in use.
 """
 
 import time
@@ -271,9 +271,7 @@ def _report_on(case: _Case) -> CheckReport:
     del warm_up
     refused = checked.calls.report().out_of_memory
     if refused:
-        notes.append(
-            f"The device refused memory {refused} times. A plan for less memory may have taken the place of the first one."
-        )
+        notes.append(f"The device refused memory {refused} times. A plan for less memory may have replaced the first one.")
     outputs = _judged(case, differences, own)
     return CheckReport(
         check_version=CHECK_VERSION,
@@ -340,13 +338,15 @@ def _referred(case: _Case, plain: Way | str) -> tuple[Way, _Ran, tuple[str, ...]
                 raise
             why = f"Plain jit ran out of memory on the device: {str(error).splitlines()[0]}"
     other = other_plan(case.asked, case.step, case.arguments, case.plan, why)
-    return other, _ran(case, other), (f"{why} So the plan is compared with {other.name}, which cuts the step otherwise.",)
+    return other, _ran(case, other), (f"{why} So the plan is compared with {other.name}, which cuts the step in other places.",)
 
 
 def _own_differences(
     case: _Case, reference: Way, theirs: _Ran
 ) -> tuple[list[dict[int, Difference]], tuple[str, ...], tuple[str, ...]]:
-    """By how much each output of the reference differs from itself, step by step; under which other roundings; and notes."""
+    """Three things: how much each output of the reference differs from itself, step by step; the other roundings under which it
+    ran; and notes.
+    """
     own = [dict.fromkeys(values, Difference()) for values in theirs.values]
     named: list[str] = []
     notes: list[str] = []

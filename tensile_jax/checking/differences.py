@@ -5,12 +5,12 @@ elements that are finite in both,
 
     absolute(a, b) = max |a - b|            own = max over all b' and all steps so far of absolute(b', b)
 
-Floating-point numbers agree if
+Floating-point numbers agree if two conditions hold. First,
 
     absolute(a, b) <= max(FACTOR * own, FLOOR * eps * max |b|)
 
-and if no more elements are finite or NaN in one of a and b only than in one of b' and b. Here eps is the distance from 1 to the
-next larger number of the output's type. Integers, booleans and keys agree if they are equal.
+Second, no more elements are finite (or NaN) in only one of a and b than in only one of b' and b. Here eps is the distance from 1
+to the next larger number of the output's type. Integers, booleans and keys agree if they are equal.
 """
 
 import math

@@ -1,11 +1,12 @@
 """Finds what a plan is compared with: plain `jax.jit` or, where that does not fit on the device, another plan.
 
-Another plan is one that cuts the step into other segments: of the memory that is free, by one of several policies.
+The other plan fits into the free memory and cuts the step elsewhere than the checked one. Several policies are tried for it in
+turn.
 
 Every reference can also run under another rounding, which says by how much its results depend on rounding alone:
 
-    excess precision off       XLA may keep more digits between operators than the types of their results have. Without that, it
-                               rounds more often. On a CPU, this concerns few steps, so the code is optimized less, too.
+    excess precision off       XLA may keep more digits between operators than the types of their results have. Without these, it
+                               rounds more often. On a CPU, this changes few steps, so the code is also optimized less.
     arguments moved            by one unit in the last place. That changes results by about as much as another order of sums does,
                                on every device, and nothing is compiled.
 """

@@ -17,11 +17,12 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from tensile_jax import html_tables
+from tensile_jax.html_tables import ShownAsText
+from tensile_jax.plan_format import read_report
 from tensile_jax.units import format_bytes
 
 CHECK_VERSION = 1
@@ -92,8 +93,8 @@ class Side:
     tries: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckReport(ShownAsText):
     """Whether a step under a plan returns what plain `jax.jit` returns, and what both cost. `print(report)` shows one screen.
 
     Attributes:
@@ -170,31 +171,10 @@ class CheckReport:
         Raises:
             ValueError: the text is no such JSON, or was written by another version of this package.
         """
-        try:
-            report = msgspec.json.decode(text, type=CheckReport)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"This is not the JSON of a check: {error}. Write one with report.to_json().") from error
-        if report.check_version != CHECK_VERSION:
-            raise ValueError(
-                f"The report has check_version {report.check_version}, and this version of tensile_jax reads {CHECK_VERSION}. "
-                "Check the step again."
-            )
-        return report
+        return read_report(text, CheckReport, "a check", "check_version", CHECK_VERSION)
 
     def __str__(self) -> str:
         return describe(self)
-
-    def __repr__(self) -> str:
-        return describe(self)
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_text(describe(self))
-
-
-def check_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a report."""
-    schema = msgspec.json.schema(CheckReport)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensile_jax check", **schema}
 
 
 # -- the text for people ------------------------------------------------------------------------------------------------------

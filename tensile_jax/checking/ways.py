@@ -1,16 +1,15 @@
 """Runs a step in one way, under a plan or as plain `jax.jit`, several steps in a row, on copies of what the step is donated.
 
 The user's arguments are never donated. Each call gets copies of those that the step donates, in the same memory and committed in
-the same way, so that the call is that of a training. A result that takes the place of an argument in the next step is given as it
-is, since nobody else refers to it. If the result is an argument that the step passes on, the two may share memory, and the result
-is copied.
+the same way, so that the call is that of a training. A result that replaces an argument in the next step is given as it is, since
+nobody else refers to it. If the step has passed on an argument as this result, the two may share memory, so the result is copied.
 
-The allocator of a device counts the most bytes that were ever in use, in the whole process. So the peak of some calls is
+The allocator of a device counts the most bytes that were ever in use in the whole process. Before the calls, all arguments are in
+use, and other arrays. The calls use the copies, and those arguments that are not copied. So their peak is
 
     peak = counted peak - bytes in use before + bytes of the arguments that are not copied
 
-and only an upper limit is known if the counted peak was as high before. All arguments are in use before the calls, and arrays of
-others. The calls use the copies, and the arguments that are not copied. Sizes are in bytes.
+If the counted peak was as high before the calls, this is only an upper limit. Sizes are in bytes.
 """
 
 import statistics

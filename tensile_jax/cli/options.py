@@ -288,7 +288,7 @@ takes_limits = _gathered(
         "--max-slowdown",
         metavar="X",
         type=float,
-        help="In the place of a budget: the least memory for a step of at most X times plain jit's time.",
+        help="Instead of a budget: the least memory for a step of at most X times plain jit's time.",
     ),
     host_budget_option,
     click.option(

@@ -3,7 +3,7 @@
 *Plain jit* runs a step as one executable. The planner predicts the peak of an executable by the rules in
 `plan/search/cost/segment_account.py`. Here, the same rules are applied to each tensor by itself:
 
-    argument    from the beginning to the end; if a new value takes over its memory, until that is made
+    argument    from the beginning to the end, or until the new value is made that takes over its memory
     result      from the operator that makes it to the end
     temporary   from the operator that makes it to the last one that needs it, if XLA writes it to memory
                 (`plan/analysis/fusion.py`). XLA fuses most light operators, such as additions, into the operators that read
@@ -12,9 +12,8 @@
     in use(q) = bytes of the tensors that live at operator q + workspace of q (what the operator needs inside)
     peak      = the predicted peak of the executable (`plan/search/choice.py`), reached where `in use` is highest
 
-The peak is usually more than `in use` at that operator. The first part of the difference is the buffers of results that are not
-written yet. The rest is called packing (`report.py`). The order of operators is the planner's; XLA's own may differ. Sizes are in
-bytes.
+The peak is usually more than `in use` at that operator. One part of the difference is the buffers of results that are not written
+yet. The rest is called packing (`report.py`). The order of operators is the planner's; XLA's own may differ. Sizes are in bytes.
 """
 
 from collections.abc import Callable, Sequence

@@ -89,7 +89,7 @@ def _device_lines(error: Exception) -> Iterator[str]:
     yield f"  {_memory_of(device)}"
     forms = groups.get(device, {})
     if not forms:
-        yield f"  No live array is on {device}: programs that ran, or other processes, held the memory."
+        yield f"  There is no live array on {device}: programs that ran, or other processes, held the memory."
         return
     count = sum(forms.values())
     where = f"{device}, which holds the most of {len(held)} devices" if len(held) > 1 else str(device)

@@ -23,11 +23,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from tensile_jax import html_tables
+from tensile_jax.html_tables import ShownAsText
+from tensile_jax.ir import Role
+from tensile_jax.plan_format import read_report
 from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
@@ -44,10 +46,7 @@ WORDS = {
 }  # fmt: skip
 """What the roles are called where they are shown to people."""
 
-HeldRole = Literal[
-    "parameter", "optimizer_state", "state", "batch", "argument", "constant", "activation", "gradient", "output",
-    "workspace", "reserved", "packing",
-]  # fmt: skip
+HeldRole = Role | Literal["argument", "workspace", "reserved", "packing"]
 """The roles of tensors (`ir.py`), `argument` for the arguments of a function that returns no state, and what is no tensor."""
 
 
@@ -127,8 +126,8 @@ class AtBudget:
     time_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryReport(ShownAsText):
     """What a function needs on the device under plain `jax.jit`. `print(report)` shows it on one screen.
 
     Attributes:
@@ -200,16 +199,7 @@ class MemoryReport:
         Raises:
             ValueError: the text is no such JSON, or was written by another version of this package.
         """
-        try:
-            report = msgspec.json.decode(text, type=MemoryReport)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"This is not the JSON of a memory report: {error}. Write one with report.to_json().") from error
-        if report.report_version != REPORT_VERSION:
-            raise ValueError(
-                f"The report has report_version {report.report_version}, and this version of tensile_jax reads {REPORT_VERSION}. "
-                "Make the report again."
-            )
-        return report
+        return read_report(text, MemoryReport, "a memory report", "report_version", REPORT_VERSION)
 
     @hides_frames
     def save(self, path: str | PathLike[str]) -> None:
@@ -224,18 +214,6 @@ class MemoryReport:
 
     def __str__(self) -> str:
         return describe(self)
-
-    def __repr__(self) -> str:
-        return describe(self)
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_text(describe(self))
-
-
-def report_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a report."""
-    schema = msgspec.json.schema(MemoryReport)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tensile_jax memory report", **schema}
 
 
 # -- the text for people ------------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@
     CBR = MSR / EOR                                   cost-benefit rate
 
 A *policy* is a way to plan: `auto`, TENSILE, Capuchin and others. *Vanilla* is the plan of policy `none`: this project's own
-runtime without a schedule. Every policy plans with `state_memory="any"`, because the paper schedules across iterations: a state
-tensor may be in host memory from its update to its first use in the next iteration. Capuchin, vDNN and checkpointing never do so.
-Peaks in bytes, times in microseconds, all predicted.
+runtime without a schedule. Every policy plans with `state_memory="any"`: a state tensor may be in host memory from its update to
+its first use in the next iteration, as in the paper. Capuchin, vDNN and checkpointing do not use this permission. Peaks in bytes,
+times in microseconds, all predicted.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -220,10 +220,7 @@ def compare_policies(
 
 
 def _between(limits: Collection[int], lowest: int, highest: int) -> set[int]:
-    """Limits that fill the gaps which `limits` leave between the lowest and the highest.
-
-    With these, limits are about as dense as `_CURVE_POINTS` evenly spaced ones.
-    """
+    """Limits that fill the gaps between `limits`. Together, they are about as dense as `_CURVE_POINTS` evenly spaced limits."""
     if highest <= lowest:
         return set()
     spacing = (highest - lowest) / (_CURVE_POINTS - 1)
@@ -236,7 +233,7 @@ def _between(limits: Collection[int], lowest: int, highest: int) -> set[int]:
 
 
 def _fastest_under_each(entries: Sequence[Entry]) -> list[Entry]:
-    """For each budget, the fastest entry under it: a search for a lower budget sometimes finds a plan that is faster, too."""
+    """For each budget, the fastest entry that keeps it. A search for a lower budget sometimes finds a faster plan."""
 
     def fastest(budget_bytes: int | None) -> Entry:
         fits = (entry for entry in entries if budget_bytes is None or entry.peak_bytes <= budget_bytes)

@@ -1,7 +1,6 @@
 """Remembers the latest result of each of several computations, so that asking again with equal arguments computes nothing.
 
-Only the latest result of each computation is kept. A planner is asked for plans under many limits, one after another, and a plan
-is large, so to keep all plans would take too much memory.
+Only the latest result of each computation is kept: plans are large, and a planner makes many of them under many limits.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class LatestResults:
-    """By computation: its latest arguments, which need not be hashable, and their result."""
+    """For each computation, its latest arguments and their result. The arguments need not be hashable."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, Any]] = {}

@@ -11,10 +11,9 @@ stretches of operators that are each compiled as one executable. The methods of 
     bound_us        a lower bound on the time of every plan under a limit
     offload_state   the same segments with some state on the host between its uses
 
-Before the planner returns a plan, it *replays* the plan: an independent check goes through the plan's segments and copies without
-running them (`result/check.py`). If the replay refuses a plan, this package has made a mistake. The user's step can still run:
-the planner asks the policy for a plan with less memory, and then asks the other policies. The plan that it returns has a note
-with the reason of the refusal.
+The planner *replays* each plan before it returns it: an independent check goes through the plan's segments and copies without
+running them (`result/check.py`). A plan that the replay refuses is a mistake of this package. The planner then asks the policy
+for a plan with less memory, and after that the other policies. A note in the final plan gives the reason of the refusal.
 
 The *workspace* of a segment is the memory that the segment needs beside its inputs and results. A planner estimates the
 workspace, unless the segment was compiled and `CompiledSizes` has the true size. Nothing here compiles or runs. If no plan keeps
@@ -197,7 +196,7 @@ class Planner:
         return tuple(dict.fromkeys(self._faults.values()))
 
     def no_verified_plan(self) -> TensileError:
-        """The error to raise if the policy has choices and the replay refuses the plans of all of them."""
+        """The error to raise if the policy has choices, but the replay refuses all of their plans."""
         return TensileError(
             f"No plan for {self.graph.name!r} could be verified, so none was run; this is a mistake of tensile_jax, and nothing "
             'has happened to the arguments. Try policy="none" or another budget, or run the step with jax.jit; and please report '
@@ -212,7 +211,7 @@ class Planner:
         return self.model.whole_us
 
     def whole_peak_bytes(self, measured: CompiledSizes) -> int:
-        """The peak of the step as one executable: what compiling has shown, or else the prediction."""
+        """The peak of the step as one executable: the compiled size if it is known, otherwise the prediction."""
         return whole_peak(self.model, measured)
 
     def floor_bytes(self, measured: CompiledSizes) -> int:
@@ -235,10 +234,11 @@ class Planner:
         return self._latest.of("quick floor", measured, found)
 
     def with_prior(self, measured: CompiledSizes) -> CompiledSizes:
-        """With plain jit's peak as a hint at what segments need of which none was compiled yet (`CompiledSizes.prior`).
+        """The same sizes, with plain jit's peak as a hint for a step of which no segment was compiled yet
+        (`CompiledSizes.prior`).
 
         If plain jit needs more beside arguments and results than was predicted, segments are expected to need more in the same
-        ratio. If it needs less, they are not expected to need less.
+        ratio. If plain jit needs less, nothing changes.
         """
         return replace(measured, prior=self._latest.of("prior", measured.whole, lambda: self._prior(measured.whole)))
 
@@ -291,7 +291,7 @@ class Planner:
         return self._latest.of("least limit", arguments, lambda: self._find_least_limit(max_slowdown, measured, near))
 
     def _find_least_limit(self, max_slowdown: float, measured: CompiledSizes, near: float | None) -> float:
-        """What `least_limit` describes. The search begins `near` the limit that was found with other compiled sizes."""
+        """Computes `least_limit`. The search begins near `near`, the limit that was found with other compiled sizes."""
 
         def is_fast_enough(limit: float) -> bool:
             found = self.plan(Goal(limit, max_slowdown), measured)
@@ -407,7 +407,7 @@ class Planner:
         return replace(measured, workspaces={**measured.workspaces, **found})
 
     def revise(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
-        """The plan of a choice that compiling has shown to exceed the limit, with as few changes as bring it under the limit.
+        """A choice that compiling has shown to exceed the limit, with as few changes as bring it under the limit, and its plan.
 
         None if the search finds no such changes, and for policies other than `auto`.
         """
@@ -416,7 +416,9 @@ class Planner:
         return self._under_limit(revise(self.model, choice, goal.limit, measured), goal, measured)
 
     def improve(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
-        """The plan of a choice that leaves memory unused, made faster; None if none is found, and for policies but `auto`."""
+        """A choice that leaves memory unused, changed to be faster, and its plan; None if no faster one is found, and for
+        policies other than `auto`.
+        """
         if choice.layout is None or self.policy_name != "auto":
             return None
         return self._under_limit(improved(self.model, choice, goal.limit, measured), goal, measured)
@@ -427,14 +429,16 @@ class Planner:
         return None if choice is None or plan is None or plan.peak_bytes > goal.limit else Planned(plan, choice)
 
     def adapt(self, choice: Choice, goal: Goal, measured: CompiledSizes) -> Planned | None:
-        """The plan of a choice for the same operators on other shapes, changed to fit this step; None if that is impossible."""
+        """The plan of a choice that was made for the same operators on other shapes, changed to fit this step; None if that is
+        impossible.
+        """
         if choice.layout is None or self.policy_name != "auto" or not self.is_possible(choice):
             return None
         fitting = self.revise(choice, goal, measured)
         return None if fitting is None else self.improve(fitting.choice, goal, measured) or fitting
 
     def _choices(self, limit: float, measured: CompiledSizes) -> Iterator[Choice]:
-        """The policy's choice, then others in case its plan is refused.
+        """The policy's choice, then others in case the plan of that choice is refused.
 
         The others are the policy's choices for lower limits, the choices of the other policies, and the step as one executable.
         Nothing is yielded if the policy has no choice under the limit, because then the budget is too small. Only `auto` can plan

@@ -7,10 +7,10 @@ TENSILE section IV-E, "Scheduling Plan Updating":
     s'                                              the newest sum of the averages
     drift = |s' - s| / s                            the paper's average latency rate of change
 
-If the drift exceeds the user's threshold in several measured iterations one after another, and the plan has run for much longer
-than planning takes, the step is planned again with corrected latencies. The latency of each operator is multiplied by a factor:
-the average latency of the operator's segment, divided by the predicted one. (A *segment* is a stretch of operators that is
-compiled as one executable.)
+The step is planned again once two things hold: the drift has exceeded the user's threshold in several measured iterations in a
+row, and the plan has run for much longer than planning takes. The new plan uses corrected latencies: that of each operator is
+multiplied by the average latency of the operator's segment, divided by the predicted one. (A *segment* is a stretch of operators
+that is compiled as one executable.)
 
 Differences from the paper: The paper measures every operator. Here only a segment can be measured, so all its operators are
 corrected by the same factor. The paper updates the plan whenever the threshold is exceeded. Here the new plan must also be
@@ -257,7 +257,7 @@ def corrections_from(planner: Planner, plan: Plan, tracked: Tracked) -> Correcti
 
 
 def _factor(segment: Segment, measured_us: float) -> float:
-    """What was measured of a segment, without its launch, by what was predicted."""
+    """The measured time of a segment, without its launch, divided by the predicted one."""
     return _limited(measured_us / segment.latency_us) if measured_us > 0 and segment.latency_us > 0 else 1.0
 
 
@@ -276,7 +276,7 @@ def reason_for(plan: Plan, tracked: Tracked, *, iterations: int, threshold: floa
 
 
 class Renewal(NamedTuple):
-    """What to run from now on. `changed` is false if the choice is the one in use, so that nothing must be compiled."""
+    """What to run from now on. If `changed` is false, it is the choice in use, and nothing must be compiled."""
 
     choice: Choice
     changed: bool

@@ -2,7 +2,7 @@
 
 An *abstract value* (aval) is JAX's record of the shape and the dtype of a value. A *token*, the value by which JAX keeps effects
 in order, has neither. A dtype such as `int4` is *packed*: its numbers are smaller than a byte, so several numbers share a byte. A
-value is in device memory, unless the step or its caller has put it into host memory.
+value is in device memory unless the step or its caller puts it into host memory.
 """
 
 import math

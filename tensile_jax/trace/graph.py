@@ -6,10 +6,11 @@ A tensor that is an argument or a result of the step is named by its path in the
 its name begins with `backward`: `backward ResNet/Block_3/Conv_1/conv_general_dilated`.
 
 An input is *carried* if it is state: an output of the step takes its place in the next iteration. A tensor's *role* says what the
-tensor is for. It follows from the tensor's place in the program, and is the first role in this table that fits. (A *heavy*
-operator, such as a matrix product, is one that XLA runs as a kernel of its own.)
+tensor is for: the first role in this table that fits. (A *heavy* operator, such as a matrix product, is one that XLA runs as a
+kernel of its own.)
 
-    parameter        carried input that is no scalar, that a heavy operator depends on, and whose path names no optimizer (`opt`)
+    parameter        carried input that is no scalar, that a heavy operator depends on, and whose path does not contain `opt` (an
+                     optimizer)
     optimizer_state  carried input whose path names an optimizer, or that has the shape of a parameter and whose new value depends
                      on a gradient
     state            any other carried input (statistics, counters, keys)

@@ -1,12 +1,13 @@
 """Traces the body of a long loop as a step of its own, so that the body can have a plan.
 
 A loop with too many iterations to be written out (`loops/rules.py`) is one operator of the *outer step*, the step that contains
-the loop. Suppose the body of the loop trains a network, as in a loop over the updates of a training. Then the body needs the
-memory of a whole train step, and no plan of the outer step can lower that. Such a loop is *plannable*: its body can be traced as
-an inner step. The state of the inner step is what the loop carries. The batch of the inner step is what stays the same in all
-iterations, and the elements of stacked arrays. A plannable loop is *driven* if it runs under a plan of the inner step, one
-iteration after another (`exec/running/driven_loop.py`). In the graph of the outer step, a driven loop is an operator that is
-`alone`: it shares no executable with other operators.
+the loop. If its body trains a network, the body needs the memory of a whole train step, and no plan of the outer step can lower
+that. Such a loop is *plannable*: its body can be traced as an inner step. The state of the inner step is what the loop carries.
+Its batch is what all iterations share, and the elements of stacked arrays.
+
+A plannable loop is *driven* if its iterations run one after another under a plan of the inner step
+(`exec/running/driven_loop.py`). In the graph of the outer step, a driven loop is an operator that is `alone`: it shares no
+executable with other operators.
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ the name scope (`jax.named_scope`, or a layer of a network) in which the user wr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jax.sharding import Mesh, NamedSharding
 
@@ -59,8 +59,30 @@ class Equation:
     def run(self, values: Sequence[Any]) -> Sequence[Any]:
         """The results for these operands, which may be tracers, in the equation's own context."""
         with self.context.manager:
-            results = self.primitive.bind(*values, **self.primitive.get_bind_params(self.params))
-        return results if self.primitive.multiple_results else [results]
+            return results_of(self.primitive, values, self.params)
+
+
+def results_of(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+    """The results of a primitive for these operands, as a sequence even if there is only one."""
+    results = primitive.bind(*values, **primitive.get_bind_params(params))
+    return results if primitive.multiple_results else [results]
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedPrimitive:
+    """A primitive that an equation runs in another way. It has what `Equation` uses of a primitive; subclasses define `bind`."""
+
+    multiple_results: ClassVar[bool] = True
+    primitive: Any
+
+    @property
+    def name(self) -> str:
+        """The name of the primitive."""
+        return self.primitive.name
+
+    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The parameters for `bind`: those of the equation, unchanged."""
+        return params
 
 
 @dataclass(frozen=True, slots=True, eq=False)

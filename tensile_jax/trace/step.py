@@ -8,9 +8,9 @@ An argument, or a part of an argument, is state if a result, or a part of a resu
 state of `(state, batch) -> (state, metrics)` is `state`. The state of `(params, opt_state, batch) -> (params, opt_state, loss)`
 is `params` and `opt_state`. It does not matter which arguments are donated.
 
-A step on Flax NNX objects changes these objects in place. `tensile_jax/nnx` makes a pure step of it, which takes and returns
-pytrees that the user never sees. So the pure step has a method `boundary(args_info, out_info, static)`, which gives the names of
-the arrays in the user's objects, and says which arrays are state.
+A step on Flax NNX objects changes these objects in place. `tensile_jax/nnx` turns it into a pure step, whose pytrees the user
+never sees. The pure step therefore has a method `boundary(args_info, out_info, static)`, which says what the arrays are called in
+the user's objects, and which of them are state.
 """
 
 import inspect

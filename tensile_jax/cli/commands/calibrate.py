@@ -35,8 +35,8 @@ _SHOWN = {
 def calibrate(quick: bool, device: int, output: Path | None) -> None:
     """Measure launches, memory, products and the link to the host, and keep the result for plans.
 
-    It is kept for this kind of device and this version of jaxlib, in the user's cache folder, or in the folder that the
-    environment variable TENSILE_CACHE_DIR names. If it is interrupted, the next calibration goes on where it stopped.
+    The result is kept for this kind of device and this version of jaxlib, in the user's cache folder or in the folder named by
+    the environment variable TENSILE_CACHE_DIR. An interrupted calibration continues where it stopped.
     """
     import jax
 

@@ -31,8 +31,8 @@ def check(
     MODEL is one of the models of tensile run. MODULE:FUNCTION is a function of yours that returns (step, args), with arrays as
     args, or what an entrypoint of a job returns.
 
-    An output differs if it is further from plain jit's than plain jit is from itself under another rounding.
-    Exit code 1: an output differs. Exit code 3: no plan keeps the budget.
+    An output differs if it is further from plain jit's output than rounding explains: further than plain jit is from itself under
+    another rounding. Exit code 1: an output differs. Exit code 3: no plan keeps the budget.
     """
     from tensile_jax.checking.check import check as check_step  # imports JAX
     from tensile_jax.checking.check import refuse_unrunnable

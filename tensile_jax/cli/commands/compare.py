@@ -47,8 +47,8 @@ def compare(
     jax.ShapeDtypeStructs as args, or what an entrypoint of a job returns.
 
     MSR, EOR and CBR are the paper's: memory saved, time, and their ratio, against policy "none". Every policy may keep state in
-    host memory between two iterations (--state-memory any), which the paper's own needs. All of it is predicted from the device
-    profile.
+    host memory between two iterations (--state-memory any), as the paper's own policy does. All figures are predicted from the
+    device profile.
     """
     if picture is not None and find_spec("matplotlib") is None:
         raise Refusal("--picture needs matplotlib: pip install 'tensile_jax[plot]'")
@@ -84,7 +84,7 @@ def _least_table(made: "Comparison", *, title: str) -> Table:
     """The plan with the lowest peak of every policy, beside the plan of `auto` at the same peak."""
     columns = (">peak", ">MSR", ">EOR", ">CBR", ">swapped", ">again", ">waits", ">auto's EOR there")
     predicted = f"{made.device_profile}, state memory {made.state_memory}, predicted"
-    heading = f"{title} ({predicted}): as little memory as each policy can do with"
+    heading = f"{title} ({predicted}): the least memory that each policy can work with"
     table = table_of(heading, "policy", *columns)
     table.add_row(*_cells(made.vanilla), "")
     for entry, beside in made.least:

@@ -55,7 +55,7 @@ def _steers(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the arguments RUN and JOB, or with `--ray` only JOB, as `steered`."""
 
     @click.argument("words", metavar="RUN [JOB]", nargs=-1)
-    @click.option("--ray", "address", metavar="ADDRESS", help="In the place of RUN: the jobs of this Ray cluster.")
+    @click.option("--ray", "address", metavar="ADDRESS", help="The jobs of this Ray cluster, instead of RUN.")
     @wraps(command)
     def with_arguments(words: tuple[str, ...], address: str | None, **options: bool) -> None:
         most = 2 if address is None else 1
@@ -100,13 +100,13 @@ def _on_cluster(address: str, job: str | None) -> _Steered:
     return _Steered(f"the cluster at {address}", None, job, lambda: cluster.status().merged(), change)
 
 
-@click.command(short_help="Show how a run of several jobs stands.")
+@click.command(short_help="Show the state of a run of several jobs.")
 @_steers
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def status(steered: _Steered, as_json: bool) -> None:
-    """Show how the jobs of the run in the folder RUN stand, or one of them; or with --ray those of a cluster.
+    """Show the state of all jobs of the run in the folder RUN, or of one; with --ray, of the jobs of a cluster.
 
-    Of a run that has ended, show how it ended, and the command that goes on with it.
+    If the run has ended, show how, and the command that continues it.
     """
     try:
         found = steered.status()
@@ -145,29 +145,29 @@ def _asked_for(steered: _Steered, jobs: tuple[_Named, ...]) -> tuple[_Named, ...
 @click.command(short_help="Pause a job of a run, or all of them.")
 @_steers
 def pause(steered: _Steered) -> None:
-    """Let JOB of the run in the folder RUN stop after its present step; without JOB, all that have not ended."""
+    """Pause JOB of the run in the folder RUN after its present step; without JOB, all jobs that have not ended."""
     _change("pause", steered)
 
 
-@click.command(short_help="Let a paused job of a run go on, or all of them.")
+@click.command(short_help="Continue a paused job of a run, or all of them.")
 @_steers
 def resume(steered: _Steered) -> None:
-    """Let the paused JOB of the run in the folder RUN go on; without JOB, all that are paused."""
+    """Continue the paused JOB of the run in the folder RUN; without JOB, all paused jobs."""
     _change("resume", steered)
 
 
 @click.command(short_help="Cancel a job of a run, or all of them.")
 @_steers
 def cancel(steered: _Steered) -> None:
-    """End JOB of the run in the folder RUN before its last step; without JOB, all that have not ended."""
+    """End JOB of the run in the folder RUN before its last step; without JOB, all jobs that have not ended."""
     _change("cancel", steered)
 
 
-@click.command(short_help="Give a run another budget of device memory.")
+@click.command(short_help="Change the device-memory budget of a run.")
 @_run_argument
 @click.argument("nbytes", metavar="BYTES")
 def budget(run: Path, nbytes: str) -> None:
-    """Let the jobs of the run in the folder RUN share BYTES of device memory from now on: a number, or "8GiB"."""
+    """Change the device memory that the jobs of the run in the folder RUN share to BYTES: a number, or "8GiB"."""
     try:
         wanted = parse_budget(nbytes).nbytes
     except BudgetError as error:

@@ -1,4 +1,4 @@
-"""`tensile errors`: prints docs/errors.md, or a section of it, also where only the package is installed.
+"""`tensile errors`: prints docs/errors.md, or a section of it, even if only the package is installed.
 
 The page lies beside this file: in a checkout as a link to docs/errors.md, in an installed package as a file.
 """

@@ -73,9 +73,9 @@ def max_batch(
     MODEL is one of the models of tensile run. MODULE:FUNCTION is a function of yours that takes batch_size and returns
     (step, args), with arrays or jax.ShapeDtypeStructs as args, or what an entrypoint of a job returns.
 
-    The largest is found to 1/64 of its size. Peaks and times are predicted; nothing is compiled or run. tensile run MODEL
-    --batch-size N --budget B compiles the step, and refuses the budget before the first step if it cannot be kept.
-    Exit code 3: a batch of 1 does not fit.
+    The largest batch is found to 1/64 of its size. Peaks and times are predicted; nothing is compiled or run. tensile run MODEL
+    --batch-size N --budget B compiles the step, and refuses the budget before the first step if it cannot be kept. Exit code 3: a
+    batch of 1 does not fit.
     """
     refuse_typed(("batch_size",), "is what is looked for. Leave it out; --most=N limits it.")
     import jax

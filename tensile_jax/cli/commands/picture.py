@@ -11,7 +11,7 @@ from tensile_jax.cli.run.folder import read_jit_peaks, read_record
 from tensile_jax.plan_format import Plan
 
 
-@click.command(short_help="Draw a past run's or a plan's memory over time.")
+@click.command(short_help="Draw the memory of a past run or a plan over time.")
 @click.argument("source", metavar="RUN|PLAN.JSON", type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="A PNG.")
 @html_option
@@ -20,8 +20,8 @@ from tensile_jax.plan_format import Plan
 def picture(source: Path, output: Path | None, html: Path | None, from_s: float | None, to_s: float | None) -> None:
     """Draw the device memory of the run in the folder RUN, or of the plan in PLAN.JSON.
 
-    Of a run: planned for each job, measured, and the budget; below it, when each job computed and when the link was busy. Seconds
-    count from the beginning of the run. Of a plan: what is on the device in each segment, by role.
+    For a run: what is planned for each job, what was measured, and the budget; below, when each job computed and when the link
+    was busy. Seconds count from the beginning of the run. For a plan: what is on the device in each segment, by role.
     """
     if output is None and html is None:
         raise Refusal("Name the file to write: --output=FILE.png for a picture, or --html=FILE.html for a page.")

@@ -27,10 +27,9 @@ def plan(source: ModelChoice | OwnStep | Path, limits: Limits, output: Path | No
     MODULE:FUNCTION is a function of yours that returns (step, args), with arrays or jax.ShapeDtypeStructs as args, or what an
     entrypoint of a job returns.
 
-    Workspaces are estimates, and with them the peak, since nothing is compiled. Only for JOBS.toml, a budget in per cent
-    compiles plain jit, unless the profile is that of another device. tensile run --plan starts from what is written here,
-    corrects the estimates and keeps the budget.
-    Exit code 3: no plan keeps the budget.
+    Nothing is compiled, so workspaces and the peak are estimates. There is one exception: for JOBS.toml with a budget in per
+    cent, plain jit is compiled, unless the profile is that of another device. tensile run --plan starts from what is written
+    here, corrects the estimates and keeps the budget. Exit code 3: no plan keeps the budget.
     """
     if isinstance(source, Path):
         _plan_jobs(source, output)

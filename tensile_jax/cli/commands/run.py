@@ -58,7 +58,7 @@ _READABLE_WIDTH = 130
     "--resume",
     metavar="RUN",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="In the place of a file: go on with the jobs of this run folder.",
+    help="Continue the jobs of this run folder, instead of a file.",
 )
 @click.option(
     "--compile-cache",
@@ -66,7 +66,9 @@ _READABLE_WIDTH = 130
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep what is compiled here, for the next run.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (see tensile schema run, run-jobs) for the table.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object instead of the table (see tensile schema run, run-jobs)."
+)
 def run(
     source: ModelChoice | Path | None,
     limits: Limits,
@@ -82,11 +84,11 @@ def run(
     a budget of device memory.
 
     Or train all jobs of the file JOBS.toml at once, under a budget that they share, with a live view on stderr. Another terminal
-    can look and steer: tensile status, pause, resume, cancel, budget. What happened is kept in a run folder. Exit code 1: a job
-    failed.
+    can follow and control the run: tensile status, pause, resume, cancel, budget. What happened is kept in a run folder. Exit
+    code 1: a job failed.
 
-    Ctrl-C ends after the step that is under way, with the table of the steps done; a second one does not wait. Several jobs save
-    a checkpoint then, and --resume goes on from there.
+    Ctrl-C ends the training after the present step and prints the table; a second Ctrl-C does not wait for the step. Several jobs
+    also save checkpoints, from which --resume continues.
     """
     if resume is not None and (source is not None or output is not None):
         what = "--output" if source is None else "a model or a file of jobs"

@@ -1,11 +1,10 @@
 """`tensile show`: prints which tensors a saved plan copies to the host, computes again and frees, when, and why, without JAX.
 
 A plan cuts a step into *segments*, stretches of operators that are each compiled as one executable. Without an option, the
-command prints the whole plan: its memory curve, and tables of what is on the device at the peak, of the segments, of the swaps
-(copies to the host and back), of the scopes (such as layers of the model) of which parts are computed again, and of the largest
-tensors. `--segment` prints one segment. `--tensor` prints all events of the tensors whose name contains a given text. The
-iterations of some loops run under a plan of their own. `--loop` prints such a plan, and the other options apply to it. `--html`
-writes the plan as a page instead.
+command prints the whole plan: its memory curve, and tables of the tensors at the peak, the segments, the swaps (copies to the
+host and back), the scopes (such as layers) that are computed again in part, and the largest tensors. `--segment` prints one
+segment. `--tensor` prints all events of the tensors whose name contains a given text. The iterations of some loops run under a
+plan of their own. `--loop` prints such a plan, and the other options apply to it. `--html` writes the plan as a page instead.
 
 The memory curve has one bar for each segment:
 
@@ -50,7 +49,7 @@ _WHAT_HAPPENS = {
 @click.argument("plan_file", metavar="PLAN.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--segment", metavar="N", type=int, help="Only segment N, in detail.")
 @click.option("--tensor", metavar="TEXT", help="Only the life of tensors whose name contains TEXT.")
-@click.option("--loop", metavar="N", type=int, help="The plan of the body of loop N, in place of the whole plan.")
+@click.option("--loop", metavar="N", type=int, help="The plan of the body of loop N, instead of the whole plan.")
 @click.option("--top", metavar="N", type=POSITIVE_COUNT, default=12, show_default=True, help="Rows in a table.")
 @html_option
 def show(

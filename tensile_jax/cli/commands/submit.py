@@ -48,10 +48,10 @@ def submit(
     """Train the jobs of the file JOBS.toml on the devices of a Ray cluster, and show their events until they have ended.
 
     Each device has the budget of the file. A job with `devices = 4` there is divided among four devices of one node. Another
-    terminal can look and steer: tensile status, pause, resume, cancel with --ray. When a device or a node dies, its jobs go on
-    elsewhere from their checkpoints. Exit code 1: a job failed.
+    terminal can follow and control the jobs: tensile status, pause, resume, cancel with --ray. If a device or a node dies, its
+    jobs continue elsewhere from their checkpoints. Exit code 1: a job failed.
 
-    Ctrl-C ends every job after its running step, with a checkpoint, and --resume goes on from there; a second one does not wait
+    Ctrl-C ends every job after its present step, with a checkpoint from which --resume continues. A second Ctrl-C does not wait
     for that. Needs Ray: pip install 'tensile_jax[ray]'.
     """
     if resume and checkpoints is None:

@@ -238,7 +238,9 @@ def ask(folder: Path, request: Request, *, timeout_s: float = _LONGEST_WAIT_S) -
         remedy = "Try again, or look whether its process is stopped."
         raise Refusal(f"{run} did not answer within {timeout_s:g} s. {remedy}") from error
     except OSError as error:
-        raise Refusal(f"{run} cannot be reached: {error.strerror or error}. Ask as the user who began it.") from error
+        raise Refusal(
+            f"{run} cannot be reached: {error.strerror or error}. Run this command as the user who began it."
+        ) from error
     if not line:
         raise Refusal(f"{run} ended before it answered. Look for the outcome in its folder.")
     try:

@@ -7,8 +7,8 @@ being made:
        |          |
        +----------+----> cancelled
 
-`JobProgress` summarises the events of one job: its steps, losses, time and final state. If a job waits for another one, the
-progress of that other job says when to start. The report at the end of the run is made from the progress of all jobs.
+`JobProgress` summarises the events of one job: its steps, losses, time and final state. If a job waits for another one, the other
+job's progress says when to start. The report at the end of the run is made from the progress of all jobs.
 """
 
 import threading

@@ -80,7 +80,7 @@ def resume_jobs(config: RunConfig, path: Path, console: Console) -> tuple[JobsOu
         for event in read_events(path):
             progress.setdefault(event.job, JobProgress()).add(event)
     if all(job.name in progress and progress[job.name].state == "finished" for job in config.jobs_file.jobs):
-        raise Refusal(f"--resume={path}: all jobs of this run have finished. Begin another one with the jobs file.")
+        raise Refusal(f"--resume={path}: all jobs of this run have finished. Start a new run from the jobs file.")
     with stopping_on_signals() as stop:
         return _run(config, RunFolder.reopen(path), progress, console, stop)
 

@@ -3,8 +3,8 @@
     MODULE:FUNCTION ::= a function that returns (step, args), or what `Entrypoint` takes: (step, state, batches), or a model
 
 A model and (step, state, batches) are taken as `tensile run` trains them, with the state donated. In (step, args), the user says
-what is donated: the step may be `jax.jit(function, donate_argnums=...)`. Only the user's function is called, and what
-makes a model's first state; no step runs.
+what is donated: the step may be `jax.jit(function, donate_argnums=...)`. No step runs: only the user's function is called, and
+the function that makes a model's first state.
 """
 
 from collections.abc import Callable, Iterable

@@ -6,15 +6,14 @@ There are two kinds of actors. They do what the paper's Executor and Swap Execut
     IsolatedActor  starts a process for the job, in which a LocalActor runs it (`exec/child_process/isolated_actor.py`)
 
 An iteration is a sequence of *moves*: its begin, launches, starts of copies, waits for copies, and its end (`plan_memory.py`).
-The controller (`exec/controller/machine.py`) decides which job does what next. It groups consecutive moves into a *run*. The
-dispatcher (`exec/runtime/dispatcher.py`) calls `issue` once for each run. Such a call never waits for the device. If there is
-something to wait for, the call returns a function that waits; otherwise the call returns None. The dispatcher calls that function
-in another thread. On a CPU, a launch would itself block. There, a call for a run with launches carries out nothing: the function
-that it returns carries out the moves.
+The controller (`exec/controller/machine.py`) decides which job does what next, and groups consecutive moves into a *run*. For
+each run, the dispatcher (`exec/runtime/dispatcher.py`) calls `issue`, which never waits for the device. If there is something to
+wait for, `issue` returns a function that waits, and the dispatcher calls this function in another thread. On a CPU, a launch
+itself blocks, so the returned function also carries out the launches.
 
-The calls come in the order below, where `(...)*` is repeated. A job is *parked* while its state is in host memory. `plan` may be
-called again at any time, and `use` whenever the job is parked. Requests for plans and their answers are plain data (`plans.py`),
-so they can be sent to another process.
+The calls come in the order below; `(...)*` is repeated. A job is *parked* while its state is in host memory. `plan` may be called
+again at any time, and `use` while the job is parked. Requests for plans and their answers are plain data (`plans.py`), so they
+can be sent to another process.
 
     own -> trace -> plan -> use -> (unpark -> (begin -> issue ... -> take_metrics)* -> park -> state)* -> free_device_arrays ->
     close

@@ -6,11 +6,9 @@ threads take batches, deliver metrics and stop the feed:
     feed's thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
     other threads:               take() ------------------ deliver(1) ...                         stop() ...
 
-Only the feed's thread waits for user code. Therefore user code that hangs, raises or is slow affects its own job only. If both a
-callback and a batch are due, the callback comes first; callbacks come in the order of their steps. While a callback runs or
-waits, no batch is drawn, so a slow callback slows its own job. This rule also limits the metrics that wait for callbacks: at most
-one set for each batch drawn in advance and each step under way. The thread posts its events (`feed_events.py`) while it holds no
-lock.
+Only the feed's thread waits for user code, so code that hangs, raises or is slow affects only its own job. Callbacks come in the
+order of their steps, and before batches: while a callback runs or waits, no batch is drawn. So a slow callback slows its job
+down, and only few metrics ever wait for callbacks. The thread posts its events (`feed_events.py`) while it holds no lock.
 """
 
 import threading

@@ -160,7 +160,7 @@ class LocalActor:
         return self._traced.swapping_accesses()
 
     def _trace_in_memories(self, batch: Any, on_host: frozenset[int]) -> TracedStep:
-        """The step, which takes each array of the state from the memory in which it returns the array.
+        """Trace the step so that it takes each array of the state from the memory in which it returns the array.
 
         `on_host` are the positions of the arrays that were given in host memory. While the job waits, the others are there, too.
         """

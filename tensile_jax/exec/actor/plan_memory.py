@@ -1,5 +1,5 @@
-"""Computes the memory profile of a compiled plan: the bytes that each move of an iteration needs and holds. The controller
-decides by these bytes which job may go on.
+"""Computes the memory profile of a compiled plan: the bytes that each move of an iteration needs and holds. By these bytes, the
+controller decides which job may go on.
 
 The moves of an iteration are the plan's instructions (`plan/result/instructions.py`) in their order, with `begin` before them and
 `end` after them. Each move changes the bytes that the job holds on the device:
@@ -14,12 +14,12 @@ The moves of an iteration are the plan's instructions (`plan/result/instructions
     Free           removes arguments that were donated to the step
     end            leaves the state for the next iteration, and the metrics
 
-Tensors that the step itself keeps in host memory count as host memory all the time.
+Two things count on the device all the time, even while the job is *parked* (while its whole state is in host memory): the metrics
+of the previous iteration, since they may not have been read yet, and the constants of a plan with segments. Tensors that the step
+itself keeps in host memory count there all the time.
 
-The metrics of the previous iteration may not have been read yet. So their bytes always count, read or not: during the next
-iteration, between iterations, and while the job is *parked* (while its whole state is in host memory). The constants of a plan
-with segments always count, too. A step that runs whole, as one executable, has one launch between `begin` and `end`. That launch
-needs plain jit's peak, plus the arguments that nothing reads: plain jit leaves them out of its peak.
+A step that runs whole, as one executable, has one launch between `begin` and `end`. It needs plain jit's peak, plus the arguments
+that nothing reads, which that peak leaves out.
 
 The job's bytes in host memory are the larger of two numbers: those of the plan (`plan/result/memory_curve.py`), and those of the
 parked state.
@@ -112,6 +112,6 @@ def metrics_bytes(graph: Graph) -> int:
 
 
 def unused_bytes(graph: Graph) -> int:
-    """The bytes of arguments that nothing in the step reads: on the device here, although plain jit's peak leaves them out."""
+    """The bytes of arguments that nothing in the step reads. They are on the device, but plain jit's peak leaves them out."""
     used = {t for operator in graph.operators for t in operator.inputs} | set(graph.outputs)
     return sum(graph.tensors[t].nbytes for t in set(graph.inputs) - used)

@@ -6,8 +6,7 @@ are frozen values that can be sent to any process.
     RenewPlan      asks for a new plan, from what was measured while an earlier plan ran
     PlanSummary    the answer to each of them: a plan that was made, with what others need to know of it
 
-The compiled plan itself stays with the actor. The summary has an id, by which the actor finds the compiled plan. Sizes are in
-bytes.
+The compiled plan itself stays with the actor, which finds it by the id in the summary. Sizes are in bytes.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 For every primitive with enough samples, several MLPs of four layers are fitted at once, from different initial weights. They
 predict the logarithm of latency / roofline. The *roofline* of an operator is the time that its operations and bytes take at the
-device's measured rates. A large error counts by its size, not by its square, so a few outliers matter little.
+device's measured rates. A large error counts in proportion to its size, not to its square, so a few outliers matter little.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class _Mlp(nn.Module):
 
 
 def fit(samples: Sequence[OperatorSample], flops_per_us: float, bytes_per_us: float) -> LatencyModel:
-    """The latency model that fits these samples, on a device with these rates."""
+    """A latency model, fitted to these samples of a device with these rates."""
     networks: dict[str, Network] = {}
     by_form: dict[tuple[str, int], list[OperatorSample]] = {}
     for sample in samples:

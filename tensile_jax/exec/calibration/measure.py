@@ -9,10 +9,10 @@
     products    products and convolutions of the sizes that training steps have, with the two products of their gradients
     beside      the same products while copies run in both directions
 
-Each stage has a share of the time limit. A measurement is repeated until that share is used up. The least time counts, because
-other work on the machine only adds to the time. On a GPU, several pieces of work are issued before any of them is waited for. The
-rates of memory and of copies come from the differences between two sizes: extra bytes / extra time. So the constant cost on the
-host does not count. If the device has no memory for a size, larger sizes are left out. Times are in microseconds.
+Each stage has a share of the time limit, and repeats its measurements until that share is used up. The least time counts, because
+other work on the machine only adds to it. On a GPU, several pieces of work are issued before any of them is waited for. Rates of
+memory and of copies are extra bytes / extra time between two sizes, so a constant cost for each call drops out. If the device has
+no memory for a size, larger sizes are left out. Times are in microseconds.
 """
 
 import time
@@ -51,7 +51,9 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _least(run: Callable[[], Any], seconds: float, *, at_once: int = 1) -> float:
-    """The least microseconds of a run, of several times so many runs. The first time does not count."""
+    """The time of one run in microseconds: the least of several measurements, each of several runs. The first measurement does
+    not count.
+    """
     several = run if at_once == 1 else lambda: [run() for _ in range(at_once)]
     _timed(several)
     end = time.perf_counter() + seconds
@@ -84,7 +86,7 @@ def _ones(device: Device, *shape: int) -> jax.Array:
 
 
 def launches(device: Device, seconds: float) -> Iterator[Sample]:
-    """The time of one launch of many, each of which waits for the one before it on a CPU."""
+    """The time of one of many launches. On a CPU, each launch waits for the one before it."""
     yield Sample("launch", _FEW, _launched(device, _FEW, seconds / 2, lambda *several: tuple(x + 1 for x in several)))
     yield Sample("launch", _MANY, _launched(device, _MANY, seconds / 2, lambda *several: several, donates=True))
 

@@ -3,8 +3,7 @@
 The operators are those of random layers (`random_layers.py`) and of their gradients, traced as a user's step is. Part of the time
 is spent on compiling them, each as an executable of its own. In the rest of the time, each executable runs alone. Some run again
 while other threads keep the device busy, which shows how much a load slows them down. In each case, the least of several times
-counts. On a GPU, a launch takes
-longer than most operators. There, an executable therefore repeats its operator several times in sequence.
+counts. On a GPU, a launch takes longer than most operators, so an executable repeats its operator several times in sequence.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     free = (1 - margin) * limit of the device's allocator - (bytes in use - bytes of the step's own arguments)
 
-A plan counts the step's arguments, so their bytes are not subtracted. Everything else that is in use on the device stays where it
-is: other models, other states, and results that somebody still refers to. All figures are read when the step is planned. Other
-code may take memory later. If the device then runs out of memory, the step is planned again for less.
+A plan counts the step's arguments, so their bytes are not subtracted. Everything else in use on the device is: other models,
+other states, results that somebody still refers to. All figures are read when the step is planned. If other code takes memory
+later and the device runs out, the step is planned again for less.
 
 The margin is for fragmentation: enough bytes may be free, while no free block is large enough. The margin is an assumption, not a
 measurement.

@@ -1,9 +1,9 @@
 """Finds the devices on which a call runs, and whether `jax.jit` would commit the results of the call to these devices.
 
 `jax.jit` runs on the devices to which arguments are committed, or on the devices that `in_shardings`, `out_shardings`, `device`,
-`backend` or the mesh in force name. Without any of these it runs on the default device, and does not commit its results to that
-device. If a call runs on several devices, they form a mesh, and all arguments and options name the same devices. They may belong
-to several processes (`jax.distributed`); each of these processes makes the call.
+`backend` or the mesh in force name. Without any of these, it runs on the default device and does not commit its results. Several
+devices must form one mesh, and all arguments and options must name the same devices. These may belong to several processes
+(`jax.distributed`), each of which makes the call.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

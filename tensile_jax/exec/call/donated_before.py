@@ -51,7 +51,7 @@ class Donations:
             _ALL.add(self)
 
     def note(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
-        """A call has ended that these arrays were donated to, under these names."""
+        """Record that these arrays, with these names, were donated to a call that has ended."""
         if not arrays:
             return
         try:

@@ -41,7 +41,7 @@ class FollowedPlan:
         self._given_up = False
 
     def next_plan(self, running: CompiledPlan) -> CompiledPlan | None:
-        """Called before each call: the plan that replaces `running` from now on; None if `running` goes on.
+        """The plan that replaces `running` from now on; None if `running` stays. Asked before each call.
 
         Warns if a plan could not be made.
         """
@@ -60,11 +60,11 @@ class FollowedPlan:
         return renewed if of is running else None  # it was replaced meanwhile, since the device was out of memory
 
     def restart(self) -> None:
-        """Another plan is in use from now on, of which nothing is measured yet."""
+        """Another plan is in use from now on. Nothing is measured of it yet."""
         self._follower = self._follower.restarted(time.perf_counter())
 
     def watch(self, plan: Plan) -> Observation | None:
-        """Called when a call begins: what is to be measured in it; None for nothing."""
+        """What is to be measured in the call that begins; None for nothing."""
         now = time.perf_counter()
         if self._called is not None:
             self._follower = self._follower.paced((now - self._called) * 1e6)

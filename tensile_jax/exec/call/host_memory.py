@@ -8,7 +8,7 @@
          + bytes of the step's own arguments in host memory
 
 A plan counts the step's arguments in host memory, so their bytes are added. Processes of one step that run on one machine share
-what the machine has. All figures are read when the step is planned. The result is rounded down to four binary digits. So a
+what the machine has. All figures are read when the step is planned. The result is rounded down to four binary digits, so that a
 difference of a few megabytes does not lead to another plan.
 
 The room is a share left free for later allocations, of this process and others, and for fragmentation of the pool. On a CPU,

@@ -7,12 +7,12 @@ would lose both. Two context managers therefore only note a SIGINT that arrives 
                           caller's code goes on after the call, or at the beginning of the next call, as in `step(step(x))`. At
                           both times every array to which the caller refers is alive. If an iteration does not end (a hanging
                           device), the third Ctrl-C is handled at once.
-    InterruptsHeldUnless  for a step that changes objects in place. SIGINT is handled at once while the objects are unchanged, and
-                          otherwise at the end of the block, when the objects hold the results of the iteration.
+    InterruptsHeldUnless  for a step that changes objects in place. While the objects are unchanged, SIGINT is handled at once.
+                          After that, it is handled at the end of the block, when the objects hold the results of the iteration.
 
-Only the main thread handles signals, so in any other thread nothing is delayed. Nor is anything delayed in two other cases: the
-handler of SIGINT was not installed from Python, or the handler has the attribute `raises_nothing`. The handler of the command
-line has that attribute, since the command line handles signals in a thread of its own.
+Nothing is delayed in three cases: the call is not in the main thread (only that thread handles signals); the handler of SIGINT
+was not installed from Python; or the handler has the attribute `raises_nothing`, like that of the command line, which handles
+signals in a thread of its own.
 """
 
 import signal
@@ -118,9 +118,8 @@ class InterruptsHeld(_HandlerReplaced):
 class _ReturnWatcher:
     """Watches, from another thread, whether a function of the main thread has returned its value to its caller.
 
-    CPython handles signals after a call and before the next instruction, which is the one that stores the call's value. So the
-    caller has the value once its frame is at another instruction than the call. If the caller has returned as well, the value
-    has gone on to the caller's own caller.
+    CPython may handle a signal after a call, but before the instruction that stores the call's value. So the caller has the value
+    once its frame has gone on to another instruction. If the caller has returned as well, its own caller has the value.
     """
 
     def __init__(self, function: FrameType) -> None:
@@ -148,7 +147,8 @@ class _PendingInterrupt:
 
     Attributes:
         pending: whether there is one.
-        held: whether the main thread is in a block that delays interrupts. The end of that block has the pending one handled.
+        held: whether the main thread is in a block that delays interrupts. The pending interrupt is handled at the end of that
+            block.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ class ShapesCalled:
         self._warned = False
 
     def intend(self, signature: Signature) -> None:
-        """The user has asked about such calls before making one, so that their plan is made on purpose."""
+        """Expect calls with these shapes: the user has asked about them before, so their plan is made on purpose."""
         self._intended.add(signature.forms)
 
     def forget(self) -> None:
@@ -54,7 +54,7 @@ class ShapesCalled:
         self._calls.append(_FirstCall(signature, seconds))
 
     def explain(self, error: BudgetTooSmall, signature: Signature, graph: Graph) -> None:
-        """Say below the error of a call for which there is no plan, if so, that an earlier call had other shapes."""
+        """Add to the error of a call without a plan that an earlier call had other shapes, if there was one."""
         found = self._other_call(signature, graph)
         if found is not None:
             error.add_note(f"This call needs a plan of its own, since {found[1]}.")

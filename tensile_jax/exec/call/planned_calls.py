@@ -5,13 +5,12 @@ A plan usually cuts the step into *segments*, parts that are compiled as one exe
 another. Plain `jax.jit` runs three kinds of calls instead: calls inside another transformation, calls under `jax.disable_jit`,
 and calls whose plan leaves the step whole, as one executable.
 
-JAX traces a function again even if its arguments differ from earlier ones only in weak types or in being committed to a device.
-If the new traced step equals an earlier one, the new step takes over the plan of the earlier step. Any traced step reuses earlier
-executables of equal code.
+JAX traces a function again even if only the weak types of its arguments change, or whether they are committed to a device. If the
+new traced step equals an earlier one, it takes over that step's plan. Executables of equal code are always reused.
 
 If a step runs on devices of several processes, each process calls the step, and one process plans for all
-(`exec/processes/agreement.py`). Some iterations are *watched*: they are measured. In watched iterations, the processes also tell
-one another whether any device was out of memory.
+(`exec/processes/agreement.py`). Some iterations are *watched*, which means that they are measured. In these, the processes also
+tell one another whether any device was out of memory.
 """
 
 import threading
@@ -81,7 +80,9 @@ class _Traced:
         return self.step.traced.on_host
 
     def may_have_left(self, signature: Signature) -> bool:
-        """Whether a call's arguments are where the step takes them from, but for state that a plan may have left on the host."""
+        """Whether a call's arguments are in the memories from which the step takes them, except for state that a plan may have
+        left on the host.
+        """
         if self.step.options.state_memory != "any":
             return False
         graph = self.step.graph
@@ -132,11 +133,11 @@ class PlannedStep:
         return self.runner.begin()
 
     def note_watched(self) -> None:
-        """Take note that the call was watched, so that its pace says nothing."""
+        """Record that the call was measured. The time from its begin to the next call's is then not counted."""
         self.unwatched = None
 
     def note_other_plan(self) -> None:
-        """Begin anew with what belongs to the plan in use, which is another one than before."""
+        """Another plan is in use: forget what was recorded of the one before."""
         self.place = _placer_of(self.traced, self.runner.compiled)
         self.unwatched = None
         self.paces_us.clear()
@@ -397,7 +398,7 @@ class PlannedCalls:
             return _for_less_of_all(running)
 
     def _facts(self, traced: _Traced) -> dict[str, str]:
-        """What must be the same in all processes of the step, by its name."""
+        """By name, the values that must be equal in all processes of the step."""
         request, graph, budget = self._request, traced.step.graph, self._request.budget
         options = {
             name: getattr(request, name)
@@ -424,9 +425,9 @@ class PlannedCalls:
         return free_memory(traced.placement.devices, call.leaves, traced.step.agreement)
 
     def _with_host_limit(self, traced: _Traced, call: Call) -> _Traced:
-        """The step, of which plans keep the user's budget of host memory, or leave what is free room if the user gave none.
+        """The step with a limit of host memory for its plans: the user's budget, or what is free.
 
-        Nothing is known of the host memory beside a device of another platform, for which `device_profile` may ask.
+        If `device_profile` names a device of another platform, nothing is known of the host memory beside that device.
         """
         step, host = traced.step, self._request.host_budget
         if host is None and step.compiles_for_profile:
@@ -438,9 +439,9 @@ class PlannedCalls:
         return traced
 
     def _within(self, free: Budget | None, make: Callable[[Budget | None], CompiledPlan]) -> CompiledPlan:
-        """What `make` makes of the user's budget, or of the free memory of the device if the user gave none.
+        """The result of `make` for the user's budget, or for the free memory of the device if the user gave none.
 
-        If no plan needs as little as is free, the step runs as plain jit runs it.
+        If no plan fits the free memory, the step runs as plain jit runs it.
         """
         if free is None:
             return make(self._request.budget)
@@ -526,7 +527,9 @@ class PlannedCalls:
         return _Traced(found, placement, settings, trace_s)
 
     def _expected_on_host(self, signature: Signature) -> frozenset[int] | None:
-        """What an earlier trace takes from host memory, if its plan may have left the rest of what is there now."""
+        """The arguments that an earlier trace takes from host memory, if its plan may have left the other arguments that are now
+        in host memory there.
+        """
         for known, traced in self._traced.items():
             if known.forms == signature.forms and traced.may_have_left(signature):
                 return traced.on_host
@@ -562,7 +565,7 @@ def _donated_by(step: Step) -> tuple[list[int], list[str]]:
 
 
 def _is_particular(place: Any) -> bool:
-    """Whether a sharding that is given to `jax.jit` names a layout, or host memory."""
+    """Whether a sharding that was given to `jax.jit` also names a layout, or host memory."""
     return isinstance(place, Format) or getattr(place, "memory_kind", None) == HOST
 
 
@@ -573,13 +576,14 @@ def _shown(budget: Budget | None) -> str:
 
 
 def _for_less_of_all(running: CompiledPlan) -> CompiledPlan | None:
-    """A plan for less memory than `running`, on which the processes agree that use the step's devices; None if there is none."""
+    """A plan for less memory than `running` needs, on which all processes of the step agree; None if there is none."""
     lower = planned_for_all(running.step, lambda: fit_for_less(running) or running)
     return None if lower.plan == running.plan else lower
 
 
 def _run_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
-    """Plan a step for less memory that failed while it ran whole, if the device was out of memory and the arguments still exist.
+    """Plan a step for less memory after it failed while it ran whole. This needs two things: the device was out of memory, and
+    the arguments still exist.
 
     Returns whether the step has such a plan now.
     """
@@ -595,7 +599,7 @@ def _run_for_less(step: PlannedStep, call: Call, error: Exception) -> bool:
 
 
 def _run_segments(step: PlannedStep, leaves: list[Any], iteration: int) -> tuple[Any, bool]:
-    """The results of the step, and whether another plan has replaced its plan, for less memory."""
+    """The results of the step, and whether a plan for less memory has replaced its plan."""
     runner, followed = step.runner, step.followed
     running = runner.compiled
     if followed is not None:
@@ -618,9 +622,9 @@ def _run_segments(step: PlannedStep, leaves: list[Any], iteration: int) -> tuple
 
 
 def _takes_less(step: PlannedStep) -> bool:
-    """Whether the next iteration runs under a plan for less memory, since the device was out of memory in this one.
+    """Whether the next iteration runs under a plan for less memory, because the device was out of memory in this one.
 
-    If the step runs on devices of several processes, they agree on it in watched iterations. Until then, each iteration recovers.
+    Processes that share a step agree on this in watched iterations only. Until then, each iteration recovers by itself.
     """
     runner, agreement = step.runner, step.traced.step.agreement
     if not step.agrees:
@@ -632,7 +636,7 @@ def _takes_less(step: PlannedStep) -> bool:
 
 
 def _brought(call: Call, traced: _Traced) -> list[Any]:
-    """The arguments, with copies of those that are not where the step reads them, to which they are not committed."""
+    """The arguments. Those that are not where the step reads them are copied there, without being committed."""
     divided, program = traced.step.traced.divided, traced.step.traced.program
     if divided is not None:
         if call.all_arrays and None not in call.signature.placements:
@@ -648,7 +652,9 @@ def _brought(call: Call, traced: _Traced) -> list[Any]:
 
 
 def _copied_to_device(call: Call, device: Device, *, committed: bool) -> list[Any]:
-    """The arguments, with copies of those that are on another device, to which they are not committed, or in another memory."""
+    """The arguments. Those on another device or in another memory are copied to where the step reads them, without being
+    committed.
+    """
     transfer = Transfer(device, committed=committed)
     return [
         (transfer.out if on_host(leaf) else transfer.into)(leaf)
@@ -659,8 +665,10 @@ def _copied_to_device(call: Call, device: Device, *, committed: bool) -> list[An
 
 
 def _shape_of(leaf: Any, *, on_host: bool) -> Any:
-    """What stands for an argument in tracing: for an array its shape. For one in host memory it is the array, since JAX does not
-    read the memory from a shape; a trace keeps no reference to it.
+    """What stands for an argument while the step is traced: for an array its shape, and for an array in host memory the array
+    itself.
+
+    JAX does not read the memory from a shape. A trace keeps no reference to the array.
     """
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return leaf

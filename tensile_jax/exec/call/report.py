@@ -5,8 +5,8 @@ A step has several times, each with a name of its own:
     predicted_step_us      what the plan predicts
     watched_step_us        measured in *watched* iterations, which wait for every segment in order to measure it
     call_to_call_us        measured from the begin of one call to the begin of the next one
-    step_us                the shorter of the last two, since each contains time that a step alone does not take; for a step
-                           that runs whole, the first of them, since calls may then return before the device is done
+    step_us                the shorter of the last two, since each contains time that a step alone does not take. For a step that
+                           runs whole, `watched_step_us`, since calls may then return before the device is done
     first_step_us          measured in the first iteration, which is a watched one
     jit_step_us            measured of plain jit; predicted_jit_step_us is predicted
 """
@@ -15,13 +15,13 @@ import statistics
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from tensile_jax import html_tables
 from tensile_jax.exec.running.runner import Runner
+from tensile_jax.html_tables import ShownAsText
 from tensile_jax.units import format_bytes, format_count, times_plain_jit
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(ShownAsText):
     """What was measured of the latest plan. `print(report)` shows it. Bytes and `_us` times are for one iteration; `_s` times are
     totals in seconds.
 
@@ -103,12 +103,6 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return html_tables.of_text(str(self))
 
 
 def report_of(

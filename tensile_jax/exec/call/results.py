@@ -5,12 +5,12 @@ run:
 
     - A donated argument that the step returns unchanged. The caller's array must be deleted, and the result must be a new array
       in the same memory.
-    - A result that was copied in from the host. Such a copy is committed to a device. `jax.jit` commits a result only if an
-      argument is committed.
+    - A result that was copied in from the host. Such a copy is always committed to a device; `jax.jit` commits a result only if
+      an argument is committed.
     - A result for which `jax.jit` states the sharding in another form, such as a mesh of one device.
 
-The first two kinds pass through an executable that returns its donated arguments. So XLA puts the outputs in the memory of the
-arguments. `jax.device_put` gives the third kind its sharding.
+The first two kinds pass through an executable that returns its donated arguments, so that nothing is copied. `jax.device_put`
+gives the third kind its sharding.
 """
 
 from collections.abc import Sequence

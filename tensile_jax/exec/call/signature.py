@@ -7,10 +7,10 @@ Two calls with equal signatures run the same program on the same device, so they
                 memory
     static      the static arguments, and every setting of JAX on which a trace depends
 
-This module keeps no list of those settings. It asks JAX by a *probe*, a function jitted as `jax.jit(lambda *static: None,
-static_argnums=...)`. The probe is traced for each call. JAX returns the same jaxpr object for two traces exactly if it would use
-one trace for both calls. Therefore static arguments are told apart as `jax.jit` does it, by type as well as by value. The same
-holds for `jax.default_matmul_precision`, `jax.default_device`, `jax.enable_x64` and all other settings.
+This module keeps no list of those settings. Instead, each call traces a *probe*, `jax.jit(lambda *static: None,
+static_argnums=...)`. JAX returns the same jaxpr object for two such traces exactly if one trace would serve both calls. So static
+arguments are told apart as `jax.jit` does it, by type and value, and so are all settings, such as `jax.default_matmul_precision`
+and `jax.enable_x64`.
 
 Reading a signature costs about 0.1 ms for 300 arrays (benchmarks/results/call.json, `python -m benchmarks.call`).
 """

@@ -11,10 +11,9 @@
 A checkpoint is written under another name, and renamed when all of it is on the disk. So neither a crash nor a full disk damages
 an existing checkpoint. Before a checkpoint is read, its files are compared with the checksums that were saved with them.
 
-The folder belongs to the user. Only two things are ever removed: checkpoints that are complete and no longer needed, and what
-interrupted writes and removals have left. A checkpoint that is damaged, or that a later version has written, stays until the user
-removes it. So does a checkpoint whose folder contains a file of the user, and any other file or folder of the user, even if its
-name is a number.
+The folder belongs to the user. Only two things are ever removed: complete checkpoints that are no longer needed, and what
+interrupted writes and removals have left. Everything else stays until the user removes it: a damaged checkpoint, one that a later
+version has written, one with a file of the user in it, and any other file or folder.
 """
 
 import operator

@@ -92,7 +92,9 @@ def _take(descriptor: int, folder: Path) -> None:
         ) from error
     except OSError as error:  # some network file systems have no locks
         warnings.warn(
-            f"{folder} cannot be locked ({error}). See to it that one process at a time uses it.", RuntimeWarning, stacklevel=5
+            f"{folder} cannot be locked ({error}). Make sure that only one process at a time uses it.",
+            RuntimeWarning,
+            stacklevel=5,
         )
 
 

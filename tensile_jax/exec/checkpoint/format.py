@@ -172,7 +172,7 @@ def read_manifest(folder: Path, step: int) -> Manifest | Unreadable:
     if isinstance(mark, Unreadable):
         return mark
     if mark is None:
-        return Unreadable(f"{folder / MARK} is missing, without which it may be anybody's")
+        return Unreadable(f"{folder / MARK} is missing, so that the folder may belong to another program")
     if mark.format < FORMAT:
         return Unreadable(
             f"it was written by an earlier version of tensile_jax (format {mark.format}; this version reads {FORMAT})"

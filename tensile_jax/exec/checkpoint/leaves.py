@@ -8,10 +8,9 @@
     key      typed PRNG keys, of which the words are stored; `text` names their generator; they come back in pinned host memory
     others   a Python scalar, whose exact value is `text`
 
-`describe` returns a description of every leaf of a pytree, `to_host` the numbers of one leaf as a NumPy array, and `from_host`
-the leaf that a description and numbers stand for. NumPy has no weak types. So `as_weakly_typed` runs a small JAX program on the
-CPU, whose result has these numbers and is weakly typed. No function of this module puts anything into device memory. As in JAX, a
-`None` in a pytree is not a leaf, so it has no description.
+`describe` describes every leaf of a pytree. `to_host` returns the numbers of one leaf as a NumPy array, and `from_host` makes the
+leaf again from its description and numbers. NumPy has no weak types, so `as_weakly_typed` makes a weakly typed array by a small
+JAX program on the CPU. Nothing here puts anything into device memory. As in JAX, a `None` in a pytree is not a leaf.
 """
 
 import struct

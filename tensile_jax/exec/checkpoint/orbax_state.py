@@ -1,7 +1,7 @@
 """Writes a state as an ordinary orbax checkpoint, and reads it back bit for bit. Orbax can restore it without tensile_jax.
 
-The checkpoint has the structure of the user's pytree, as orbax sees it. NumPy arrays, PRNG keys, and Python's `bool`, `int` and
-`float` are stored as they are, except in these cases, in which something else is stored:
+The checkpoint has the structure of the user's pytree, as orbax sees it. Most leaves are stored as they are. In these cases,
+something else is stored:
 
     `jax.Array` of numbers       a NumPy array, so that the checkpoint names no device
     NumPy scalar                 an array without dimensions

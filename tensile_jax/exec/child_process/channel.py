@@ -4,10 +4,9 @@
     process -> runtime    (Heartbeat | News | Answer | Refused)*
 
 The `Payload` is the job itself (`payload.py`). An `Ask` is a request; `News` answers no request; `Refused` carries the error of a
-request. A message consists of its pickle (protocol 5) and of the pickle's out-of-band buffers. So arrays are sent without a copy.
-A `multiprocessing` connection sends the sizes of these parts first, and then each part in chunks. Both processes run the code of
-the same user, so each may unpickle what the other sends. Bytes that are not a message raise an error in the receiver and do no
-other harm.
+request. A message is a pickle (protocol 5) with its out-of-band buffers, so that arrays are sent without a copy. A
+`multiprocessing` connection sends the sizes of these parts first, and then each part in chunks. Both processes run the code of
+the same user, so each may unpickle what the other sends. Bytes that are no message raise an error in the receiver.
 """
 
 import json

@@ -7,9 +7,8 @@ plan) and a `Feed` (the batches).
                        write checkpoints; send a heartbeat every two seconds, and end the process when the runtime's process has
                        ended
 
-A request for planning or saving may fail: no plan keeps a budget, or a checkpoint cannot be written. The runtime then gets the
-error, and the process goes on. If any other request fails, a move for instance, the runtime ends the process. The process ignores
-Ctrl-C in the terminal, since the runtime handles it.
+If planning or saving fails, the runtime gets the error, and the process goes on. If any other request fails, such as a move, the
+runtime ends the process. The process ignores Ctrl-C in the terminal, since the runtime handles it.
 """
 
 import os

@@ -5,12 +5,12 @@
     watcher: kills the process if it sends no heartbeat, and shuts the connection down when the process has ended
 
 The process may end, hang or send garbage. In each case, a thread of this module kills the process if it still exists, and waits
-for its end. After that, all unanswered requests fail with the same error. So code that receives this error knows that the device
+for its end. Only then do all unanswered requests fail, with one error. So code that receives this error knows that the device
 memory of the process is free.
 
-The first request starts the process. It is a new interpreter and not a fork, since JAX's threads do not survive a fork. It is not
-a `multiprocessing.Process`, for three reasons. Such a process always imports the main module. A daemon process may not start
-processes. For any other process, the interpreter waits at exit. The job's process ends when the runtime's process ends.
+The first request starts the process, which ends when the runtime's process ends. The process is a new interpreter and not a fork,
+since JAX's threads do not survive a fork. It is no `multiprocessing.Process` either, since that always imports the main module.
+Besides, a daemonic one may not start processes, and for any other one the interpreter waits at exit.
 """
 
 import itertools

@@ -7,10 +7,9 @@ beside kernels is a pair of instructions, with kernels in between:
     %kernel = f32[8]{0} fusion(%x), ...
     %done = f32[8]{0} copy-done(%start)
 
-Three things can go wrong, and none of them changes a result: XLA may leave a copy synchronous, it may let a kernel read or write
-host memory itself, over the link, or it may put the two instructions of a copy next to each other, so that kernels wait for the
-copy. At the beginning of a program, where no kernel has run yet, and at its end, after the last kernel, a copy has nothing to run
-beside. Such copies are no fault: plans have them.
+Three things can go wrong, none of which changes a result. XLA may leave a copy synchronous. It may let a kernel read or write
+host memory itself, over the link. Or it may put the two instructions of a copy next to each other, so that kernels wait for the
+copy. A copy before the first kernel or after the last one has nothing to run beside, so it is no fault.
 """
 
 import re

@@ -44,7 +44,7 @@ class PlainJit:
         self._beginning = threading.Lock()
 
     def is_known(self, *, to_run: bool = False) -> bool:
-        """Whether somebody has asked for the executable or, if it need not run, for its sizes, and has them."""
+        """Whether the executable was asked for and is there; if it need not run, its sizes suffice."""
         return True in self._found if to_run else bool(self._found)
 
     def begin(self) -> None:
@@ -56,7 +56,9 @@ class PlainJit:
             self._begun(self._grade(to_run=False))
 
     def compiled(self, tell: Progress = _tell_nobody) -> JitExecutable:
-        """The executable. In the process that plans: if others use the step's devices, they are told to compile it as well."""
+        """The executable, for the process that plans. If other processes run the step too, they are told to compile it as
+        well.
+        """
         return self._made(to_run=True, tell=tell)
 
     def sized(self, tell: Progress = _tell_nobody) -> JitExecutable:
@@ -64,7 +66,7 @@ class PlainJit:
         return self._made(to_run=next(iter(self._found), self._grade(to_run=False)), tell=tell)
 
     def follow(self, tell: Progress = _tell_nobody, *, to_run: bool = True) -> JitExecutable:
-        """The executable. In a process that was told to compile it; the processes agree on the peak."""
+        """The executable, for a process that was told to compile it. The processes agree on the peak."""
         return self._awaited(self._grade(to_run=to_run), tell)
 
     def _made(self, *, to_run: bool, tell: Progress) -> JitExecutable:
@@ -86,7 +88,7 @@ class PlainJit:
         return self._found[to_run]
 
     def _grade(self, *, to_run: bool) -> bool:
-        """Whether the executable that is compiled can run; always, where its sizes alone take as long."""
+        """Whether the executable to compile must be able to run. If compiling only for the sizes takes as long, it always is."""
         return to_run or not self._compiler.sizes_quickly
 
     def _begun(self, to_run: bool) -> Future[CompiledWhole]:

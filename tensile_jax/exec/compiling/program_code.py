@@ -3,33 +3,32 @@
 
     segment 0 | barrier | segment 1 | barrier | ...
 
-A barrier, `jax.lax.optimization_barrier`, stands for each boundary between segments. XLA moves no operator across a barrier that
-the operator's values cross. So XLA neither undoes a recomputation nor begins it early. Otherwise XLA is free to schedule, fuse
-and overlap operators. Which values cross the barriers is the program's *form*:
+A barrier, `jax.lax.optimization_barrier`, stands for each boundary between segments. XLA does not move an operator past a barrier
+through which its values pass, so it neither undoes a recomputation nor begins it early. Otherwise XLA is free to schedule, fuse
+and overlap operators. The program's *form* says which values pass through the barriers:
 
     live      all tensors that are needed later
     inputs    the inputs of the segment after the barrier
     lag       the same, and what the segment before the barrier has made; but gradients, new state and results cross one boundary
               later, and arguments of the step one boundary earlier
 
-The form `lag` is for several devices. They exchange data twice: they sum gradients (an all-reduce or a reduce-scatter), and they
-collect the parameters of the next segment, which are divided among devices (an all-gather). With `lag`, each exchange can overlap
-with the kernels of one more segment. But XLA may also compute a gradient one segment later. The operands of that gradient then
-stay in memory longer.
+The form `lag` is for several devices, which exchange data to sum gradients and to collect divided parameters. With `lag`, each
+exchange can overlap with the kernels of one more segment. But XLA may then also compute a gradient one segment later, and its
+operands stay in memory longer.
 
 No form is the best for every step, and only XLA's compiler shows the peak. `exec/fitting/next_program.py` looks at that peak and
 decides what is compiled next.
 
 A copy is a call of `jax.device_put`, which XLA for GPUs turns into an asynchronous copy. Barriers say when it begins and ends:
 
-    copy in     The value in host memory crosses the barrier of the boundary at which the copy begins. The value on the device
-                crosses the barrier before the first segment that reads it.
-    copy out    It reads a value that has crossed the barrier of the boundary at which it begins. The value in host memory crosses
-                the barrier of the boundary that waits for the copy.
+    copy in     The value in host memory passes through the barrier at which the copy begins, and the value on the device through
+                the barrier before the first segment that reads it.
+    copy out    The value on the device passes through the barrier at which the copy begins, and the value in host memory through
+                the barrier that waits for the copy.
 
-Without a barrier between them, XLA deletes a copy out and a copy back. Arguments and results that rest in host memory between two
-iterations are there when the program begins and ends (`plan/result/joined.py`). `async_copies.py` checks in the compiled program
-that copies run beside kernels. XLA for CPUs drops the barriers, and with them the plan. So this module is used for GPUs only.
+Without a barrier between them, XLA would delete a copy out and a copy back. State that stays in host memory between two
+iterations is there when the program begins and ends (`plan/result/joined.py`). `async_copies.py` checks in the compiled program
+that copies run beside kernels. XLA for CPUs drops the barriers, and with them the plan, so this module is used for GPUs only.
 """
 
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,7 @@
-"""The table of what has been seen to work on a GPU: `launch="auto"` uses nothing else that only a GPU can show.
+"""Lists the ways of launching that have been seen to work on GPUs. `launch="auto"` uses a GPU-only way only if it is listed.
 
-A way of launching comes into the table when `pytest -m gpu` and a long training beside plain `jax.jit` have passed with it. They
-must have run on that kind of GPU (`jax.Device.device_kind`), under that version of JAX. Until then, users ask for it by its name:
+A way of launching is added when `pytest -m gpu` and a long training beside plain `jax.jit` have passed with it, on that kind of
+GPU (`jax.Device.device_kind`) and under that version of JAX. Until then, users ask for it by its name:
 
     way                      asked for by
     program with copies      launch="one_program"

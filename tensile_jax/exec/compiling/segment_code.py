@@ -4,10 +4,9 @@ A segment is a list of equations with inputs and outputs. Its *content* is a has
 exactly if their equations, shapes, connections and donations are the same. They then share one executable, so the repeated blocks
 of a network compile once.
 
-A segment with effects (callbacks, debug prints) returns one number after its outputs. When that number is ready, the segment has
-ended. So the caller can wait even for a segment without outputs. A segment with effects and a single output also returns the
-number, since XLA:CPU fails to compile some programs in which a callback reads the only result (jax 0.10.2 and 0.12:
-"instruction->IsDead() ... is live and cannot be removed").
+A segment with effects (callbacks, debug prints) returns one number after its outputs, so that the caller can wait for its end
+even if it has no outputs. The number also avoids a fault of XLA:CPU, which fails to compile some programs in which a callback
+reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live and cannot be removed").
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence

@@ -88,7 +88,7 @@ class Step:
     _made: dict[Hashable, Any] = field(init=False, repr=False, default_factory=dict[Hashable, Any])
 
     def once(self, what: Hashable, make: Callable[[], _Made]) -> _Made:
-        """What `make` makes of this step; it is made once, since that takes long."""
+        """The result of `make` for this step. `make` runs only once, since it takes long."""
         if what not in self._made:
             self._made[what] = make()
         return self._made[what]
@@ -128,7 +128,9 @@ class Step:
 
     @property
     def compiles_for_profile(self) -> bool:
-        """Whether this machine's compiler knows anything of the profile's device, so that they are of one platform."""
+        """Whether this machine's compiler and the profile's device are of one platform, so that compiled sizes are those of the
+        device.
+        """
         return (self.options.profile.platform == "cpu") == (self.compiler.device.platform == "cpu")
 
     @property

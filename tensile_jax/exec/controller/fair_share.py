@@ -8,20 +8,19 @@ twice the time on the device.
                             began; the clock never goes back
     turn of a job           its virtual time; for a parked job, plus `COPY_TIMES` * (time to copy its state out and in) / weight
 
-This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first. Of equal turns, the job that was
-admitted first goes first. A job that was paused, or had no batch, for a while has a virtual time below the clock. Such a job
-continues from the clock, so it does not catch up on the time that it missed. A parked job has a later turn than a job on the
-device. The difference is `COPY_TIMES` times what copying its state would take. So copies of states take a small part of the time.
+This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first; of equal turns, the job that was
+admitted first. A job that was paused or had no batch continues from the clock, so it does not catch up on the time that it
+missed. A parked job has a later turn, by `COPY_TIMES` times what copying its state takes, so that copies of states take only a
+small part of the time.
 
 Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
 the order of their turns. An iteration may begin only if the controller's state is still *safe* afterwards: all iterations under
 way can be finished while the other jobs keep the memory that they hold (`ledger.py`).
 
-A job *contends* for the device if its iteration is under way or could begin now. While a contending job waits for memory, other
-jobs that need less memory can begin iterations: they overtake it. At most `MOST_OVERTAKINGS` iterations may do so. Overtakings
-are counted for the job that is first in turn, and for jobs that wait in the middle of an iteration. When a job begins an
-iteration, its count starts again at zero. There is one exception: the job keeps its count if its virtual time is even then less
-than that of every other contending job.
+A job *contends* for the device if its iteration is under way or could begin now. While a contending job waits for memory, jobs
+that need less may begin iterations: they overtake it, at most `MOST_OVERTAKINGS` times. Overtakings are counted for the job that
+is first in turn, and for jobs that wait in the middle of an iteration. The count of a job is set to zero when it begins an
+iteration, unless its virtual time is still the least of all contending jobs.
 
 To make room for the job that is first in turn, other jobs are parked, one after another. Jobs that would not run now are parked
 first: those that are paused, have no batch, or whose peak does not fit. If there is no such job, the job with the latest turn is
@@ -46,7 +45,9 @@ _ON_HOST, _TO_DEVICE, _ON_DEVICE, _TO_HOST = StatePlace
 
 
 def begin(ledger: Ledger) -> bool:
-    """Begin an iteration, or order a job to be parked or unparked so that one can begin; False if neither is possible now."""
+    """Begin an iteration. If that is not possible, order a job to be parked or unparked so that one can begin later. False if
+    neither is possible now.
+    """
     if ledger.next_budget_bytes is not None:
         return False
     records, clock_us, spare = ledger.records, ledger.clock_us, ledger.spare_bytes

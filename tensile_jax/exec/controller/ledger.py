@@ -10,9 +10,9 @@ iterations.
     settled    the bytes that all jobs hold once every iteration is over: a parked job holds its parked bytes, and any other job
                its idle bytes
     spare      budget - the parked bytes of all jobs
-    can run    a job can run if its peak fits beside the parked bytes of all other jobs
-    safe       a state is safe if every iteration under way can be finished while all other jobs keep what they hold, as in the
-               banker's algorithm (`plan/multi_job/safety.py`)
+    can run    whether a job's peak fits beside the parked bytes of all other jobs
+    safe       whether every iteration under way can be finished while all other jobs keep what they hold, as in the banker's
+               algorithm (`plan/multi_job/safety.py`)
 
 A `Ledger` is a mutable copy of the controller's `State`. Only `machine.step` and the functions that it calls see a ledger. The
 states that `machine.step` takes and returns are never changed.
@@ -267,7 +267,7 @@ class Ledger:
         return -1
 
     def can_renew(self, index: int) -> bool:
-        """Whether, under the job's new plan, all jobs that can run now still can, and host memory suffices for them."""
+        """Whether, with the job's new plan, every job that can run now still can, and host memory suffices for all."""
         record = self.records[index]
         assert record.renewal is not None
         return admits(

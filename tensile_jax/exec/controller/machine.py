@@ -5,10 +5,9 @@ The dispatcher (`exec/runtime/dispatcher.py`) reports events to the controller a
 Each job has a `JobRecord`. A job's iteration is a sequence of moves, such as a launch or a wait for copies. A job between
 iterations is at position 0. Its state is then on the device or in host memory. A job whose state is in host memory is *parked*.
 
-The controller issues consecutive moves of an iteration together, as a *run*. A run is as long as possible. It ends before the
-next wait for copies, before the last move of the iteration, or before the first move for which there is no memory. On a CPU, if
-only one job is there, waits do not end its runs, since no other job could compute meanwhile. The dispatcher reports only the end
-of the whole run. The launches of a run are carried out one after another, so a run with launches counts as one launch.
+The controller issues consecutive moves of an iteration together, as a *run*. A run is as long as possible: it ends before the
+next wait for copies, before the last move of the iteration, or before the first move for which there is no memory. (On a CPU with
+a single job, waits do not end a run, since no other job could compute meanwhile.) The dispatcher reports only the end of a run.
 
     held       the bytes that all jobs hold, by their memory profiles. As soon as a run is issued, a job counts with what it holds
                after that run
@@ -19,9 +18,8 @@ The controller guarantees, for any order of events:
     no overrun      held + transient <= budget
     no deadlock     the state is always safe, as in the banker's algorithm: every iteration under way can be finished while the
                     other jobs keep what they hold. This is decided exactly (`plan/multi_job/safety.py`)
-    no starvation   at most `MOST_OVERTAKINGS` iterations of other jobs begin while the job that is first in turn, or an iteration
-                    under way, waits for memory. After that, no other iteration begins: those under way end, and jobs are parked
-                    to make room
+    no starvation   while the job that is first in turn, or an iteration under way, waits for memory, at most `MOST_OVERTAKINGS`
+                    iterations of other jobs begin. Then those under way end, and jobs are parked to make room
     no livelock     jobs are not parked and unparked endlessly without a launch in between. If a job is unparked before its turn,
                     it must leave room for an iteration of each job on the device and of each job with an earlier turn
 
@@ -141,7 +139,7 @@ def _with_batch_or_wish(record: JobRecord, event: BatchLoaded | Wished) -> JobRe
 
 
 def _settle(ledger: Ledger) -> bool:
-    """Park a job that is to stop, to pause or to change its plan; if the job is parked already, carry that out.
+    """Park a job that is to stop, to pause or to change its plan. If the job is parked already, carry out what it is to do.
 
     A job also pauses for a checkpoint. Until that pause is reported, a request to run changes nothing: the job's lifecycle
     repeats the request afterwards.
@@ -209,7 +207,9 @@ def _change_budget(ledger: Ledger) -> bool:
 
 
 def _admit(ledger: Ledger) -> bool:
-    """Release a pending job that is to stop; report one that is to pause; otherwise admit the next one, if there is room."""
+    """Admit the next pending job, if there is room for it. But first, a pending job that is to stop is released, and one that is
+    to pause is reported.
+    """
     for record in ledger.pending:
         if record.wish == "stop" or not record.steps_left:
             ledger.unqueue(record.job)

@@ -142,7 +142,9 @@ class Release(NamedTuple):
 
 
 class ApplyBudget(NamedTuple):
-    """The budget is `nbytes` from now on: the requested one, or the old one if even parked jobs hold more than the requested."""
+    """The budget is `nbytes` from now on: the requested one, or the old one if the jobs hold more than requested even when
+    parked.
+    """
 
     nbytes: int
 

@@ -1,10 +1,10 @@
 """Makes one plan for all processes that run a step together: one process plans, and sends *orders* to the other processes.
 
 An order says what a process must compile now, or which plan all processes run from now on (`exec/processes/orders.py`). In the
-end, all processes have compiled the same plan. A process does not trust a plan that it has received. Before the plan runs, the
-process checks it as it would check a plan from a file: the check steps through the plan's launches and copies, and refuses the
-plan if a tensor is missing where it is needed, or if the plan needs more memory than it states (`plan/result/check.py`). If a
-process cannot compile the plan, or its check refuses it, all processes raise an error.
+end, all processes have compiled the same plan. Before a plan runs, each process checks it as it would check a plan from a file:
+the check steps through the launches and copies, and refuses the plan if a tensor is missing when it is needed, or if the plan
+needs more memory than it states (`plan/result/check.py`). If a process cannot compile the plan or refuses it, all processes raise
+an error.
 """
 
 import hashlib

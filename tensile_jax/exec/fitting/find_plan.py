@@ -4,10 +4,10 @@
 
 A *segment* is a stretch of operators that is compiled as one executable. Its *workspace* is the memory that it needs beside
 inputs and outputs. The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's
-figure then replaces the estimate. If the plan with these figures exceeds the budget, the planner makes another plan with what is
-known by then. This is repeated until a plan's *compiled* peak is within the budget. If the planner has no other plan, the plans
-with the least peaks are compiled, so that the error can name a budget that is known to work. Plain `jax.jit` compiles the
-unplanned step first in two cases: the budget is a share of plain jit's peak, or a number of bytes that plain jit may fit.
+figure then replaces the estimate. If the plan then exceeds the budget, the planner makes another one from what is known by now,
+until a plan's *compiled* peak is within the budget. If the planner has no other plan, the plans with the least peaks are
+compiled, so that the error can name a budget that works. If the budget is a share of plain jit's peak, or if plain jit may fit,
+plain `jax.jit` compiles the unplanned step first.
 
 A step can be planned in several *forms*, which are variants of the step with the same results. This module plans one form under
 one budget (`fitting.py`); `forms.py` chooses the form.
@@ -69,7 +69,7 @@ def budget_of(plan: Plan) -> Budget | None:
 
 
 def begin_to_predict(step: Step, budget: Budget | None) -> Fitting:
-    """Begin to predict a plan. Nothing is taken from what compiling has shown but plain jit's peak."""
+    """Begin to predict a plan. Of all that compiling has shown, only plain jit's peak is used."""
     known = Knowledge().with_jit_peak(STORE.known(step.origin.kind).jit_peak_bytes)
     return Fitting(step, budget, known, predicts=True)
 
@@ -98,7 +98,7 @@ def predict(fitting: Fitting) -> CompiledPlan:
 
 
 def drafted(fitting: Fitting) -> Precedent | None:
-    """A plan that is made before plain jit's peak is known, to be adapted to it; None if there is none that can be.
+    """A plan that is made before plain jit's peak is known, and adapted once it is; None if there is no such plan.
 
     Args:
         fitting: one that predicts.
@@ -128,7 +128,8 @@ def fit(fitting: Fitting, draft: Precedent | None = None) -> CompiledPlan:
 def offload_state(compiled: CompiledPlan, tensors: Collection[TensorId]) -> CompiledPlan:
     """The same segments with these state tensors on the host between their uses, across the iteration boundary.
 
-    It is compiled if `compiled` is. If the replay, which checks every plan, refuses the new plan, the result is `compiled`.
+    The new plan is compiled if `compiled` has executables. If the replay, which checks every plan, refuses it, the result is
+    `compiled`.
     """
     fitting = begin(compiled.step, budget_of(compiled.plan))
     found = fitting.offload_state(compiled, tensors)
@@ -137,7 +138,7 @@ def offload_state(compiled: CompiledPlan, tensors: Collection[TensorId]) -> Comp
 
 
 def learn(fitting: Fitting) -> None:
-    """Store what is known by now of the kind of step, and plain jit's peak for all its forms."""
+    """Store what is known of the step's kind by now, and plain jit's peak for all of the step's forms."""
     step, learned = fitting.step, fitting.known
     STORE.learn(step.kind, lambda known: known.merged(learned))
     if step.origin is not step:

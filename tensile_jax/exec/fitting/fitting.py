@@ -50,7 +50,9 @@ _Found = TypeVar("_Found")
 
 
 class _PlanCount:
-    """How many plans all fittings of a step have made for one budget, to show that: `about` so many will be made in all."""
+    """Counts the plans that all fittings of a step have made for one budget, to show progress: `about` is how many there will be
+    in all.
+    """
 
     def __init__(self) -> None:
         self.done = 0
@@ -118,7 +120,8 @@ class Fitting:
     def of(self, form: Step) -> "Fitting":
         """The fitting of another form of the step to the same budget; itself, if it is that of the form.
 
-        What is known of that form is known, and plain jit's peak. A prediction goes on without what compiling has shown.
+        It begins with what is known of that form, and with plain jit's peak. A prediction uses nothing else that compiling has
+        shown.
         """
         if form is self.step:
             return self
@@ -132,7 +135,9 @@ class Fitting:
 
     @contextmanager
     def without_workspaces(self) -> Iterator[None]:
-        """Plan as if no segment had been compiled before. Afterwards, what was known is known again, and what was learned."""
+        """A `with` block that plans as if no segment had been compiled. After it, everything is known again, with what was
+        learned in the block.
+        """
         before = self.known.measured.workspaces
         self.known = replace(self.known, measured=replace(self.known.measured.without_hints(), workspaces={}))
         self._has_prior = False
@@ -173,24 +178,26 @@ class Fitting:
         return self.planner.floor_bytes(self.measured)
 
     def chosen(self, goal: Goal) -> Planned | None:
-        """The planner's choice, and its plan, without a margin; None if there is none."""
+        """The planner's choice without a margin, and the plan of that choice; None if there is none."""
         with self._planning():
             return self.planner.plan(goal, self.measured)
 
     def chosen_with_margin(self, goal: Goal, attempt: int = 1) -> Planned | None:
-        """The planner's choice, and its plan with the margin; None if there is none."""
+        """The planner's choice with the margin, and the plan of that choice; None if there is none."""
         measured = self.with_margin(goal, attempt)
         with self._planning():
             return _with_or_without_hints(lambda sizes: self.planner.plan(goal, sizes), measured)
 
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
-        """The choice with as few changes as bring it under the limit with the margin; None if there is none."""
+        """This choice with as few changes as bring it under the limit with the margin; None if there is no such choice."""
         measured = self.with_margin(goal, attempt)
         with self._planning():
             return _with_or_without_hints(lambda sizes: self.planner.revise(choice, goal, sizes), measured)
 
     def improved(self, choice: Choice, goal: Goal) -> Planned | None:
-        """The choice, made faster by what compiling has shown, under the limit with the margin; None if there is none."""
+        """A faster choice than this one, found with the sizes that compiling has shown. It keeps the limit with the margin. None
+        if none is found.
+        """
         with self._planning():
             return self.planner.improve(choice, goal, self.with_margin(goal))
 
@@ -232,11 +239,11 @@ class Fitting:
             return float("inf") if found is None else found
 
     def expect_plans(self, more: int) -> None:
-        """About so many plans more will be made, of this form and of others. It is only told to the user."""
+        """Tell the user that about so many more plans will be made, of all forms together."""
         self._plans.expect(more)
 
     def with_margin(self, goal: Goal, attempt: int = 1) -> CompiledSizes:
-        """What was measured, with a margin for segments that were not compiled yet, each time a larger one.
+        """The measured sizes, with a margin for segments that were not compiled yet. Each call gives a larger margin.
 
         A margin that leaves no choice is halved, and then given up.
         """

@@ -4,10 +4,12 @@
     with driven loops    each iteration of a long loop runs under a plan of the loop's body (`exec/running/driven_loop.py`)
 
 A form is chosen if it is predicted to be faster than the step as it is, or if no plan keeps the budget without it. Rewrites that
-cost nothing are done wherever they can be done. There are three restrictions. Only the policy `auto`, this project's own planner,
-has other forms than the step as it is. If the user asks for the least memory within a slowdown, only the rewrites that cost
-nothing are done, since every other form would have to be planned many times. Jobs of a `Runtime`, which share a device, have no
-driven loops: otherwise one job could hold up the others for a whole training.
+cost nothing are done wherever possible. There are three restrictions:
+
+    - Only the policy `auto`, this project's own planner, has other forms than the step as it is.
+    - If the user asks for the least memory within a slowdown, only the rewrites that cost nothing are done. Every other form
+      would have to be planned many times.
+    - Jobs of a `Runtime`, which share a device, have no driven loops: one job could hold up the others for a whole training.
 """
 
 import time
@@ -129,7 +131,7 @@ def _drafted(fitting: Fitting, *, drive_loops: bool) -> _Draft | None:
 
 
 def _is_as_expected(draft: _Draft, fitting: Fitting) -> bool:
-    """Whether plain jit's peak is so near to what was predicted that the adapted draft is as good as a new plan."""
+    """Whether plain jit's peak is so near to its prediction that the adapted draft is as good as a new plan."""
     least, most = _AS_EXPECTED
     return least * draft.expected_bytes <= fitting.jit_peak_bytes <= most * draft.expected_bytes
 
@@ -142,7 +144,9 @@ def _fit_drafted(fitting: Fitting, draft: _Draft) -> CompiledPlan:
 
 
 def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
-    """The plan of the form that is predicted to be the fastest, which knows how long it took to find that form."""
+    """The compiled plan of the form that is predicted to be the fastest. The plan records how long the choice of the form
+    took.
+    """
     began = time.perf_counter()
     chosen = fastest_form(fitting, drive_loops=drive_loops)
     before = Spent(ranking_s=time.perf_counter() - began) + (Spent() if chosen is fitting else fitting.spent)
@@ -151,7 +155,11 @@ def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
 
 
 def _more_is_known(fitting: Fitting, refusal: BudgetTooSmall) -> bool:
-    """Whether plain jit's step, compiled now if that may help, keeps the budget or names a smaller one, or makes it suffice."""
+    """Whether compiling plain jit changes the answer: plain jit needs less than every plan, or so much that a share of its peak
+    suffices.
+
+    Plain jit is compiled only if that may be so.
+    """
     if not whole_may_help(fitting, refusal.floor_bytes):
         return False
     peak = fitting.jit_peak_bytes
@@ -250,7 +258,7 @@ def _confirmed(forms: Iterable[Fitting], limit: float) -> Fitting | None:
 
 
 def _as_before(forms: Iterable[Fitting], step: Step) -> Fitting | None:
-    """The form in which the step was planned on other shapes under nearly the same share of plain jit's peak."""
+    """The form in which the step was planned before, on other shapes under nearly the same share of plain jit's peak."""
     structure = STORE.form_of(step.structure)
     precedent = STORE.precedent(structure)
     return next((f for f in forms if f.step.structure == structure and precedent and f.resembles(precedent, f.goal())), None)

@@ -1,10 +1,10 @@
 """Keeps what is known of one kind of step: the sizes that compiling has shown, and the planner's choices whose plans have kept a
 budget.
 
-A *choice* says where the step is cut into segments, and when each tensor is on the device. A plan is made from a choice, first
-with estimated sizes. It is then corrected by the sizes that compiling has shown, and perhaps replaced. Searches for two budgets
-may compile different choices. If each search ignored the other, the lower budget could end with the higher peak. Or the higher
-budget could end without a plan, although the lower one has a plan. Therefore
+A *choice* says where the step is cut into segments, and when each tensor is on the device. Plans are made from choices, with
+estimated sizes until compiling shows the true ones. Searches for two budgets may compile different choices. If each ignored the
+other, the plan of the lower budget could have the higher peak, or the higher budget could have no plan although the lower one has
+one. Therefore
 
     - a lower budget takes the plan of the next higher budget, if that plan keeps the lower budget;
     - a higher budget takes the plan of the next lower budget, if its own search found no plan or one with a lower peak.

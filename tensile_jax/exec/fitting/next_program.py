@@ -6,15 +6,15 @@ cannot predict. So the program's peak differs from the plan's. Two things can be
 for which the plan is made, and the *form*, which says which tensors cross the barriers (`program_code.py`). They depend on the
 peak of the program before:
 
-    above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
-                            limit falls by another half of the excess. On several devices, the next program then has the form
-                            `live`, which mostly needs less
-    far above the budget    on one device, no further program is made: the segments, each launched by itself, have better plans;
-                            but a program with copies (form `chain`) is made for less. On several devices, the next program has
-                            the form `live` at once
-    far below the budget    this plan leaves memory unused, and so loses time. The next limit is higher. After the first plan, it
+    above the budget        the next limit is lower by the excess and a margin, and by another half of the excess if an earlier
+                            peak was above the budget too. On several devices, the next program then has the form `live`, which
+                            mostly needs less
+    far above the budget    on one device, no further program is made, because segments that are launched one by one have better
+                            plans; only a program with copies (form `chain`) is made again for less. On several devices, the next
+                            program has the form `live` at once
+    far below the budget    the plan leaves memory unused, and so loses time: the next limit is higher. After the first plan, it
                             rises by as much as the peak is too low. Later, a straight line through the peaks of two plans gives
-                            the limit at which the peak meets the budget, less a margin. If these two have different forms, the
+                            the limit at which the peak would meet the budget, less a margin. If the two have different forms, the
                             limit rises by no more than the peak is too low
     otherwise               no further program is made
 
@@ -88,7 +88,7 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
 
 
 def _rise(nearest: Tried, others: Sequence[Tried]) -> float:
-    """By how much the limit is to rise from that of `nearest` for each byte by which the peak may.
+    """How much the limit may rise above that of `nearest`, for each byte by which the peak may rise.
 
     The slope is that of the line to the latest other program with the same form. A program with another form mostly needs more,
     so the line to such a program may only lower the rise (`python -m benchmarks.mesh_largest --how ours --batch 385`).

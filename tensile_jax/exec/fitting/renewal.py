@@ -4,8 +4,8 @@
 
 The choice is made in a process of its own (`planning_process.py`), so that training goes on meanwhile. `plan/update.py` decides
 when a new plan is due, and what is chosen. Segments that the present plan also has are not compiled again. The new plan has the
-same budget. If compiling shows that the new plan exceeds the budget, the step is planned again with a larger margin. After some
-attempts the segments and copies of the present plan stay.
+same budget. If compiling shows that it exceeds the budget, the step is planned again with a larger margin. If several attempts
+fail, the present segments and copies stay.
 """
 
 from dataclasses import replace

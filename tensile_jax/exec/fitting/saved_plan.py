@@ -6,9 +6,8 @@ another machine. So the segments are compiled here, and XLA's figures for their 
 then needs more than the budget, the step is planned again within the budget, by the policy (the planning method) that made the
 saved plan. Segments that are compiled already are not compiled again.
 
-A saved plan is never trusted. Before anything is compiled, the plan is checked, as every plan is: the check steps through its
-launches and copies, and refuses the plan if a tensor is missing where it is needed, or if the plan needs more memory than it
-states (`plan/result/check.py`).
+Before anything is compiled, the plan is checked, as every plan is: the check steps through its launches and copies, and refuses
+the plan if a tensor is missing when it is needed, or if the plan needs more memory than it states (`plan/result/check.py`).
 """
 
 from collections.abc import Collection, Sequence

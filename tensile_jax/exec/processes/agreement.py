@@ -1,8 +1,8 @@
 """Lets the processes that run one step together (`jax.distributed`) agree on what they launch.
 
 Devices of several processes exchange data while a program runs. So every process must launch the same programs in the same order,
-or all of them wait for ever. One process may know what the others do not: a measured size, an error, its free memory. Such
-knowledge may change what is launched only after all processes have been told:
+or all of them wait for ever. If one process learns something that changes what is launched (a measured size, an error, its free
+memory), it must first tell all others:
 
     session      a conversation of all processes of a step, about one plan, for instance. The processes open the same sessions in
                  the same order

@@ -4,10 +4,10 @@ others.
     say(content)      waits until every process has said something, and returns what all of them have said
     leave(content)    says something for the last time, and does not wait
 
-Each process has a thread that takes part in the rounds. A process that still plans or compiles has nothing to say yet. After two
-seconds (`_PATIENCE_S`), its thread tells the others so, and the round is repeated. So no round keeps a device waiting for much
-longer. This matters because Gloo, through which CPUs exchange data, gives up after half a minute. Settings that the user has
-changed in another thread, by `jax.set_mesh` for instance, do not affect this thread.
+Each process has a thread that takes part in the rounds. If a process still plans or compiles and has nothing to say after two
+seconds (`_PATIENCE_S`), its thread tells the others so, and the round is repeated. A longer round could fail, because Gloo,
+through which CPUs exchange data, gives up after half a minute. Settings that the user changes in another thread, by
+`jax.set_mesh` for instance, do not affect this thread.
 
 The conversation is over after a round in which some process has said something for the last time.
 """

@@ -1,16 +1,16 @@
 """Runs a driven loop: a long loop, each iteration of which runs under a plan of the loop's body (`trace/plannable_loops.py`).
 
-In the plan of the surrounding step, the loop is a *segment* (a part with its own executable) by itself. A `_DrivenLoop` takes the
-place of that segment's executable. Each iteration takes its elements from the stacked arrays and runs the plan of the body. It
+In the plan of the surrounding step, the loop is a *segment* (a part with its own executable) by itself, and a `_DrivenLoop` is
+called instead of that executable. Each iteration takes its elements from the stacked arrays, runs the plan of the body, and
 writes its results into the stacks of results, in place. The values carried from one iteration to the next are the state of the
-body's plan. They are donated, and may rest in host memory between two iterations if the user allows it. They are on the device
+body's plan. They are donated, and may stay in host memory between two iterations if the user allows it. They are on the device
 when the loop begins and when it ends.
 
     device bytes = inputs of the loop + stacks of results + copies of carried values that the loop may not overwrite
                  + peak of the body's plan - constants of that plan - carried values
 
-The constants and the carried values are subtracted because they are in the peak of the body's plan and also in the first three
-terms.
+The constants and the carried values are subtracted because they would count twice: in the first three terms, and in the peak of
+the body's plan.
 """
 
 from collections import Counter

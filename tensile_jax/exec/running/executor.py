@@ -3,24 +3,22 @@
 The executor carries out the instructions in their order. Each launch runs a *segment*, a part of the step that is compiled as one
 executable. The executor makes decisions only when it recovers from three faults:
 
-    - A tensor is still on the host when a segment needs it on the device. The executor then copies it in. Such a copy is a
-      passive swap-in, and is counted. The arguments of an iteration are always checked for this fault. The inputs of segments are
-      checked beforehand only in watched iterations (the first three, then every fiftieth). In other iterations, a launch with a
-      missing input fails. The executor then copies the input in, launches again, and checks inputs for the rest of that
-      iteration. The paper's executor checks before every operator. Here the checker has replayed the plan, so every input is on
-      the device unless this package has a mistake.
+    - A tensor is still on the host when a segment needs it on the device. The executor then copies it in (a *passive swap-in*,
+      which is counted). It checks the arguments of every iteration for this fault, but the inputs of segments only in watched
+      iterations (the first three, then every fiftieth). In other iterations, a launch with a missing input fails. The executor
+      then copies the input in, launches again, and checks inputs for the rest of that iteration. The paper's executor checks
+      before every operator. Here a checker has replayed the plan, so an input is missing only if this package has a mistake.
     - The device is out of memory. The executor copies to the host everything that the segment does not read, apart from constants
-      and arguments that were not donated. It launches the segment again, and the iteration continues. It sets
-      `needs_lower_budget`, and its caller plans again for less memory. These copies may exceed the budget of host memory, since
-      the step would be lost without them.
+      and arguments that were not donated, and launches the segment again. It also sets `needs_lower_budget`, so that its caller
+      plans again for less memory. These copies may exceed the budget of host memory: without them the step would be lost.
     - An input has another memory layout than the executable expects. All inputs are copied, and the segment is launched again.
 
 On a GPU, memory is allocated in the order of launches, so launches may run ahead of the device (`run_ahead`). On a CPU, a segment
 takes its memory when it is launched, not when it runs, so each launch waits for the one before it.
 
-Effects (callbacks, debug prints) happen once, when their segment runs. Segments run in the order of their launches: on a GPU
-because they share a stream, and on a CPU because each launch waits. On a CPU, an iteration with effects also ends before the next
-one begins. If the device had no memory for a segment, that segment has not begun, so it has had no effect.
+Effects (callbacks, debug prints) happen once and in order, because segments run in the order of their launches: on a GPU because
+they share a stream, and on a CPU because each launch waits. On a CPU, an iteration with effects also ends before the next one
+begins. A segment for which the device had no memory has not begun, so launching it again repeats no effect.
 """
 
 import time

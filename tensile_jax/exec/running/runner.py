@@ -1,9 +1,9 @@
 """Runs the iterations of one step under a plan, and after the device has run out of memory, under plans that need less.
 
-Calls of `tensile_jax.jit` run this way. So do driven loops, long loops whose every iteration runs under a plan of its own
-(`driven_loop.py`). In both cases, the caller waits for each iteration. A job of a `Runtime` does not run this way: no thread
-waits for its iterations. The job's actor (`exec/actor/local_actor.py`) issues the executor's instructions in groups, when the
-controller (`exec/controller/machine.py`) says so. The controller also decides when the job takes its next plan.
+Calls of `tensile_jax.jit` run this way, and so do driven loops, whose every iteration runs under a plan of its own
+(`driven_loop.py`). The jobs of a `Runtime` run in another way, since no thread may wait for an iteration: the job's actor
+(`exec/actor/local_actor.py`) issues the executor's instructions in groups, when the controller (`exec/controller/machine.py`)
+says so.
 """
 
 import time

@@ -15,8 +15,8 @@ of the threads below acts at a time. Whoever holds the lock never waits for the 
     metrics     one thread, which reads the metrics of each step, in the order of the steps, and posts them for the job.
                 After a job's last metrics it posts that the job is paused, has ended, or is lost
 
-A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead.
-Each launch then has a span of its own, and live bytes are read after it.
+A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead,
+so that each launch has a span of its own, and live bytes are read after it.
 
 An exception from an actor fails only the actor's own job. Any other exception under the lock is an error of this project. All
 jobs then fail, so that no thread waits for them forever.
@@ -149,30 +149,30 @@ class Dispatcher:
         self._metrics.abandon()
 
     def tell(self, event: Event) -> None:
-        """Queue an event for the controller; from any thread."""
+        """Queue an event for the controller. May be called in any thread."""
         self._inbox.put(event)
 
     def call(self, what: Callable[[], None]) -> None:
-        """Queue `what`, to be called under the dispatcher's lock; from any thread."""
+        """Queue `what`, to be called under the dispatcher's lock. May be called in any thread."""
         self._inbox.put(what)
 
     def fail(self, job: JobId, error: BaseException) -> None:
-        """End the job as failed with `error`; from any thread. Does nothing if the job has ended."""
+        """End the job as failed with `error`. May be called in any thread. Does nothing if the job has ended."""
         self.call(lambda: self._lose(job, error))
 
     def join(self, job: JobId, entry: DispatchedJob) -> None:
-        """Register a job, before the controller is sent its `Prepared` event. Under the dispatcher's lock."""
+        """Register a job, before the controller is sent its `Prepared` event. Called under the dispatcher's lock."""
         self.measured[job] = entry.measured
         self.recorder.names[job] = entry.name
         self._jobs[job] = entry
 
     def use_instead(self, job: JobId, plan: Plan) -> None:
-        """A pending job has this plan instead of the one before. Under the dispatcher's lock."""
+        """A pending job has this plan instead of the one before. Called under the dispatcher's lock."""
         if (entry := self._jobs.get(job)) is not None:
             entry.use_instead(plan)
 
     def renewed(self, job: JobId) -> None:
-        """The new plan that `Drifted` has asked for was made, or could not be made; from any thread."""
+        """The new plan that `Drifted` has asked for was made, or could not be made. May be called in any thread."""
 
         def renewed() -> None:
             if (entry := self._jobs.get(job)) is not None:
@@ -203,7 +203,7 @@ class Dispatcher:
             del event  # drop what it refers to before the next event comes
 
     def _decide(self, event: Event | Callable[[], None]) -> None:
-        """Take the lock, and handle an event or call a function; from any thread that never holds the store's lock."""
+        """Take the lock, and handle an event or call a function. Called in threads that never hold the store's lock."""
         with self._deciding:
             try:
                 if callable(event):
@@ -217,7 +217,7 @@ class Dispatcher:
                     self._lose(job, error)
 
     def handle(self, event: Event) -> None:
-        """Give one event to the controller and carry out its instructions, now. Under the dispatcher's lock."""
+        """Give one event to the controller and carry out its instructions, now. Called under the dispatcher's lock."""
         began = time.thread_time()  # CPU time of this thread, without the time of other threads
         self.state, instructions = controller.step(self.state, event)
         self.decided_us += (time.thread_time() - began) * 1e6
@@ -374,7 +374,7 @@ class Dispatcher:
             self.fail(job, error)
 
     def _launched(self, job: JobId, entry: DispatchedJob, iteration: Iteration, parts: Iterable[_Part | None]) -> None:
-        """Wait for the parts of a run, and measure them. In the launches' thread."""
+        """Wait for the parts of a run, and measure them. Called in the launches' thread."""
         us = 0.0
         for part in parts:
             if part is None:
@@ -435,15 +435,17 @@ class Dispatcher:
     # -- what is recorded -------------------------------------------------------------------------------------------------------
 
     def _look(self, job: JobId, entry: DispatchedJob) -> list[Wait]:
-        """Functions that return the bytes on the device at the latest launch: of the job, with its most so far, then of others.
+        """Functions that read the bytes on the device at the latest launch: one for the job (now, and the most so far), then
+        those for the other jobs.
 
-        In the launches' thread, if that thread carries out the moves. Other jobs may then begin or end iterations meanwhile.
+        If the launches' thread carries out the moves, they are called in that thread. Other jobs may then begin or end iterations
+        meanwhile.
         """
         others = [one.actor for other, one in self._jobs.copy().items() if other != job]  # others change it, under the lock
         return [entry.actor.watched_bytes(), *(actor.live_bytes() for actor in others)]
 
     def _looked(self, entry: DispatchedJob, watched: tuple[int, int] | None, others: Sequence[int | None]) -> None:
-        """Record the bytes that were found. Under the dispatcher's lock, before the end of that run is handled."""
+        """Record the bytes that were found. Called under the dispatcher's lock, before the end of that run is handled."""
         if watched is None:
             return
         own, most = watched

@@ -2,8 +2,7 @@
 
 `Lane.put` costs the caller about 2 microseconds. `submit` on a `ThreadPoolExecutor` with one thread costs about 20, because it
 makes a future and takes locks. When the interpreter exits, a lane drops the functions that are still queued. The interpreter
-waits, for at most ten seconds, until the function that the lane is calling has returned. So no thread is stopped in the middle of
-JAX.
+waits up to ten seconds for the function that the lane is calling, so that no thread is stopped in the middle of JAX.
 """
 
 import atexit
@@ -25,7 +24,7 @@ class Lane:
         _lanes.add(self)
 
     def put(self, function: Callable[[], None]) -> None:
-        """Queue a function; from any thread."""
+        """Queue a function. May be called in any thread."""
         self._queue.put(function)
 
     def end(self) -> None:

@@ -3,10 +3,10 @@
 The paper calls this planner the Memory Scheduler. The planner does five things:
 
     - It makes the first plan of a new job.
-    - Whenever a new job comes that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps (copies to
-      the host and back) of all jobs of this policy together. It then plans those jobs again whose swaps have changed.
+    - For a new job that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps (copies to the host and
+      back) of all jobs of this policy together, and plans the jobs again whose swaps have changed.
     - If the budget is lowered, it plans again for each job whose plan needs more memory.
-    - It plans again for a job whose measured latencies have moved away from the predicted ones, if the user wants that
+    - If the user wants that, it plans again for a job whose measured latencies have drifted from the predicted ones
       (`plan/update.py`).
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
       in host memory while other jobs run.
@@ -201,7 +201,7 @@ class JobPlanner:
             self.thread.call(self._prepare_in_order)
 
     def _prepare(self, job: StoredJob, own_accesses: AccessSequence | None) -> None:
-        """Make the first plan of a job that was traced, and compile it. In the planner's thread.
+        """Make the first plan of a job that was traced, and compile it. Called in the planner's thread.
 
         Args:
             own_accesses: those from which swaps are chosen for several jobs together; None if the job does not take part in that.
@@ -244,7 +244,7 @@ class JobPlanner:
                 self.thread.call(lambda other=other, swaps=swaps: self._use_agreed_swaps(other, swaps), soon=True)
 
     def join_controller(self, job: StoredJob, record: JobRecord) -> None:
-        """Give a prepared job to the dispatcher and the controller. Under the dispatcher's lock."""
+        """Give a prepared job to the dispatcher and the controller. Called under the dispatcher's lock."""
         assert job.in_use is not None  # it was planned
         entry = DispatchedJob(
             job.name, job.actor, job.take_batch, record.memory, job.in_use.plan, job.life.first, job.preparing_s,
@@ -255,7 +255,7 @@ class JobPlanner:
         self.explain_wait(job)
 
     def explain_wait(self, job: StoredJob) -> None:
-        """If the job is pending, post the budgets that it needs beside the admitted jobs. Under the dispatcher's lock."""
+        """If the job is pending, post the budgets that it needs beside the admitted jobs. Called under the dispatcher's lock."""
         state = self._dispatcher.state
         record = next((one for one in state.pending if one.job == job.number), None)
         if record is None:
@@ -454,8 +454,10 @@ class JobPlanner:
         self._store.report("renewed", job.name, job.life.done, note)
 
     def drop_plan(self, job: StoredJob, plan: PlanSummary) -> None:
-        """Report if the job can run neither by its new plan, which was declined, nor by the old one. Under the dispatcher's lock,
-        with the store's lock held."""
+        """Report if the job can run neither by its new plan, which was declined, nor by the old one.
+
+        Called under the dispatcher's lock and the store's lock.
+        """
         state, memory = self._dispatcher.state, plan.memory
         assert job.in_use is not None  # it was admitted
         if job.in_use.memory.peak_bytes <= state.budget_bytes:

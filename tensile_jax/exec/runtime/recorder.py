@@ -4,8 +4,8 @@ A *run* is a group of consecutive launches and other moves of one iteration. The
 the jobs run:
 
     spans    the latest `_MOST` runs and copies
-    levels   the bytes on the device over the whole time. When there are `_MOST` levels, neighbours are merged in pairs, and the
-             one with more bytes is kept. So half as many remain, and no peak is lost
+    levels   the bytes on the device over the whole time. When there are `_MOST` levels, only the higher one of each pair of
+             neighbours is kept. So half as many remain, and no peak is lost
 
 The dispatcher only appends the controller's states, which are immutable. Another thread computes levels from them later: when
 somebody reads the record, or when `_MOST_STATES` states wait.
@@ -37,7 +37,7 @@ class Recorder:
         self._levels: list[Level] = []
 
     def add(self, time_us: float, state: State, measured_bytes: int | None = None) -> bool:
-        """Add a state of the controller, later than all before it. By one thread at a time.
+        """Add a state of the controller, later than all before it. Only one thread at a time may call this.
 
         Returns whether so many states wait that `condense` should be called, in another thread.
         """

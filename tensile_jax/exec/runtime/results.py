@@ -28,7 +28,7 @@ def refuse_unknown_memory(memory: Any) -> None:
 
 
 class Results:
-    """The results of one runtime that were brought to device memory, and the room for more."""
+    """The results of one runtime that are on the device, and the room for more."""
 
     def __init__(self, store: Store, dispatcher: Dispatcher, transfer: Transfer) -> None:
         self._store = store

@@ -19,8 +19,9 @@ The runtime itself decides little. It checks the user's arguments. It gives the 
     feed             one for each job: runs its user code          a thread
 
 The *segments* of a job are the parts of its step that are compiled as one executable each. They are chosen once, when the job is
-prepared. Other jobs change which of this job's tensors are in host memory and when, but never a result. The segments are chosen
-again only if the budget is lowered below what the job needs. The new segments change the rounding of the job's results.
+prepared. Other jobs may change when this job's tensors are in host memory, but never a result. Segments are chosen again in two
+cases: the budget is lowered below what the job needs, or the user asked for new plans when latencies drift (`renew_above`). Other
+segments round the job's results differently.
 """
 
 import weakref
@@ -175,9 +176,8 @@ class Runtime:
             priority: the job's share of the device's time, in proportion to the priorities of the other jobs.
             budget: a limit for this job alone, below the runtime's.
             max_swap_rate: the most bytes that the job may swap, as a part of what all jobs swap (TENSILE section IV-D).
-            max_slowdown: use as little memory as is possible with a step of at most `max_slowdown` times plain jit's predicted
-                time.
-            plan_for: the device memory for which the job is planned, whichever other jobs are there. Then a job has the same
+            max_slowdown: use the least memory with which a step takes at most `max_slowdown` times plain jit's predicted time.
+            plan_for: the device memory for which the job is planned, independently of the other jobs. A job then has the same
                 segments, and the same results to the bit, on each runtime with this budget. None: what the other jobs leave free.
             renew_above: the drift of the segments' latencies above which the job's plan is renewed, as in `tensile_jax.jit`. The
                 results of such a job are rounded differently from then on. None: only its copies may change.
@@ -381,9 +381,7 @@ class Runtime:
         Raises:
             RuntimeError: this is called in a job's own `on_step`, `batches` or step: the job would wait for itself.
         """
-        self._store.refuse_to_wait(
-            "close()", "Call stop() there, which lets every job end after its iteration, and close() outside"
-        )
+        self._store.refuse_to_wait("close()", "Call stop() there, which ends every job after its iteration, and close() outside")
         try:
             self._drain()
         except KeyboardInterrupt:
@@ -428,7 +426,7 @@ class Runtime:
             self._hear(job.number, messages.UserWished(wish))
 
     def _hear(self, number: JobId, event: Event) -> None:
-        """Give an event of a job to its lifecycle and carry out the instructions; from any thread."""
+        """Give an event of a job to its lifecycle and carry out the instructions. May be called in any thread."""
         with self._store.changed:
             job = self._store.jobs.get(number)
             if job is not None:
@@ -475,7 +473,7 @@ class Runtime:
                 self._store.changed.notify_all()
 
     def _apply_budget(self, nbytes: int) -> None:
-        """Report and use a budget that the controller has applied. Under the dispatcher's lock."""
+        """Report and use a budget that the controller has applied. Called under the dispatcher's lock."""
         with self._store.changed:
             self._store.report("budget", note=format_bytes(nbytes), values={"budget_bytes": nbytes})
             self._planner.use_budget(nbytes)
@@ -539,7 +537,7 @@ def _open_checkpoints(lock: FolderLock, *, resume: bool) -> tuple[Checkpoints, i
     if not resume:
         if steps := checkpoints.steps():
             raise ValueError(
-                f"{lock.folder} has a checkpoint after {steps[0]} steps, of which an earlier run may be glad: pass resume=True "
+                f"{lock.folder} has a checkpoint after {steps[0]} steps from an earlier run: pass resume=True "
                 "to go on from it, another name, or another folder to Runtime(..., checkpoints=FOLDER)."
             )
         return checkpoints, 0, ""

@@ -28,7 +28,7 @@ from tensile_jax.runtime_records import EventName, JobEvent
 from tensile_jax.tracebacks import hides_frames
 
 Post = Callable[[JobId, Event], None]
-"""Tells a runtime what has happened to one of its jobs; from any thread."""
+"""Tells a runtime what has happened to one of its jobs. May be called in any thread."""
 
 _KEPT_EVENTS = 100_000
 
@@ -236,7 +236,7 @@ class Store:
         job = self._job_of_this_thread()
         if job is not None:
             raise RuntimeError(
-                f"{call} waits until every job has ended, and was called by the code of {job.name!r} (its on_step, its batches "
+                f"{call} waits until every job has ended, but was called by the code of {job.name!r} (its on_step, its batches "
                 f"or its step), for which that job waits: it would never return. {remedy}."
             )
 

@@ -1,4 +1,4 @@
-"""Defines when swapped tensors are absent from the device, and counts the bytes stored at each boundary without swaps.
+"""Defines when a swapped tensor is absent from the device, and counts the bytes that are stored if nothing is swapped.
 
 Time is counted in *places*, the positions of operators in their order of execution; boundary b lies before the operator at place
 b. A tensor is *stored*, kept in device memory, from the place `begin` where it is made to the place `end` where it is last
@@ -7,7 +7,7 @@ Without swaps, these bytes are stored at boundary b (TENSILE, equation 1, calls 
 
     stored(b) = sum of nbytes over the tensors with begin < b <= end
 
-A state tensor and its update count once if the update takes over the memory of the old state.
+If the update of a state tensor takes over the memory of the old state, the two count as one tensor.
 
 Sizes in bytes.
 """
@@ -27,10 +27,10 @@ class Absence:
 
     `leave` is the place during which the copy to the host ends, or -1 for state that is on the host when the iteration begins.
     `back` is the place during which the copy to the device begins, or the number of operators for state that remains on the host.
-    `hidden_us` is the time of both copies that other work can hide.
+    `hidden_us` is the part of the time of both copies during which the device can compute.
 
-    A tensor may be absent several times, in ascending order. It is copied to the host the first time only. That copy remains
-    valid, because tensors do not change.
+    A tensor may be absent several times. It is copied to the host only for its first absence: that copy stays valid, because
+    tensors do not change.
     """
 
     tensor: TensorId

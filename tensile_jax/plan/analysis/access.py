@@ -1,28 +1,26 @@
 """Makes the tensor access sequence of a step: which operator generates and uses which tensor, and when.
 
-TENSILE sections III-A, III-C and IV-A. A *tensor access* is the execution of an operator that generates or uses a tensor. The
-accesses of a job in the order in which its operators run are the job's *workload*. This module and the policy `tensile`, which
-plans with the paper's algorithms, use the paper's names for accesses:
+This is TENSILE sections III-A, III-C and IV-A. A *tensor access* is one operator generating or using one tensor. This module and
+the policy `tensile`, which plans with the paper's algorithms, use the paper's names:
 
     begin(k) = latency(0) + ... + latency(k - 1),    end(k) = begin(k) + latency(k)
     TGA      Tensor Generating Access: operator k generates the tensor during [begin(k), end(k))
     TUA      Tensor Using Access: operator k uses the tensor as an input during [begin(k), end(k))
-    TAT(t)   the accesses of tensor t alone, sorted by time: one TGA, then its TUAs. (The paper does not spell out this name. It
-             is the tensor access sequence, TAS, grouped by tensor.)
+    TAT(t)   the accesses of tensor t alone, sorted by time: one TGA, then its TUAs. (The paper does not spell TAT out.)
 
-Some tensors are in memory when the iteration begins, and no operator generates them. "We regard the placeholder as a TGA": they
-count as generated at time 0 by an imaginary operator, the *placeholder*, whose number is -1.
+Some tensors are in memory when the iteration begins. They count as generated at time 0 by an imaginary operator with the number
+-1, the *placeholder* ("We regard the placeholder as a TGA").
 
-An operator here is whatever is executed as one piece: a *segment* (a stretch of operators that is compiled as one executable), or
-a single equation.
+An operator here is what is executed as one piece: a single equation, or a *segment*, a stretch of equations that is compiled as
+one executable.
 
-An *updated parameter* is "logically a new tensor, but [it] uses the memory address of the old parameter" (section IV-B).
-`updates` maps each updated parameter to the old one. The memory of the old parameter is in use until the update begins.
+An updated parameter takes over the memory of the old one (section IV-B). `updates` maps each updated parameter to the old one.
+The old parameter is in memory until the update begins.
 
 Difference from the paper: the paper predicts latencies with an MLP (section IV-A). Here the caller gives them.
 
-Times in microseconds since the iteration began, intervals half-open, sizes in bytes. Every latency is above zero: otherwise a
-tensor could exist for no time, and would never count in the *footprint*, the bytes of all tensors in device memory at a time.
+Times in microseconds since the iteration began, intervals half-open, sizes in bytes. Every latency is above zero: a tensor that
+existed for no time would never count in the *footprint*, the bytes in device memory at a given time.
 """
 
 from bisect import bisect_left, bisect_right
@@ -95,13 +93,13 @@ class AccessSequence:
         return max(self.ends_us, default=0.0)
 
     def last_ended(self, time_us: float) -> int:
-        """The last operator that has ended by that time, or -1 if none has. It triggers an event at that time."""
+        """The last operator that has ended by that time, or -1 if none has. An event at that time is issued after it."""
         return bisect_right(self.ends_us, time_us) - 1
 
     def generating(self, tensor: TensorId) -> Access:
         """The TGA of the tensor; the last one if there are two.
 
-        A tensor has two if its memory is in use from the beginning and an operator generates its value.
+        A tensor has two TGAs if its memory is in use from the beginning and an operator generates its value later.
         """
         return next(access for access in reversed(self.accesses[tensor]) if access.kind == "generating")
 
@@ -184,8 +182,8 @@ def access_sequence(
 ) -> AccessSequence:
     """The access sequence of a graph cut at the boundaries. Each segment, with what it computes again, is one operator of it.
 
-    A tensor is recomputed by its chain (`find_chain`). These are fixed: what the caller owns, results of effectful operators,
-    keys of random numbers, and tensors below `smallest_bytes`.
+    A tensor is recomputed by its chain (`find_chain`). Some tensors are fixed, which means that they are never swapped or
+    recomputed: what the caller owns, results of effectful operators, keys of random numbers, and tensors below `smallest_bytes`.
 
     Args:
         boundaries: ascending, from 0 to the number of operators of the graph.
@@ -223,11 +221,11 @@ class Chain(NamedTuple):
 
 
 def find_chain(retention: Retention, tensor: TensorId, *, smallest_bytes: int = 0) -> Chain:
-    """How to recompute the tensor: the operators that run again, in a chain that ends with the one that makes the tensor.
+    """How to compute the tensor again: the operators that run again, of which the last one makes the tensor.
 
-    The chain starts from its inputs: inputs of the step, tensors that are stored at least as long as this tensor, and results of
-    effectful operators, which do not run again. Tensors below `smallest_bytes` are neither inputs nor recomputed, since it costs
-    nothing to keep them.
+    The chain starts from inputs of the step, from tensors that are stored at least as long as this tensor, and from results of
+    effectful operators, which do not run again. Tensors below `smallest_bytes` are always kept, so they are neither listed as
+    inputs nor recomputed.
     """
     begin, end, graph = retention.liveness.begin, retention.end, retention.liveness.graph
     places = {begin[tensor]}

@@ -4,8 +4,8 @@
     copy_in_us  = nbytes / host_to_device_bytes_per_us
 
 The link between the two memories has one lane for each direction, and copies in opposite directions do not slow each other down.
-The time that the host takes to issue a copy is not counted. A copy also slows down the computation, which takes longer by
-`copy_share` (of the `DeviceProfile`) times the time of the copy. `simulate.py` counts that.
+The time that the host takes to issue a copy is not counted. A copy also slows down the computation meanwhile;
+`result/simulate.py` counts that.
 
 Sizes in bytes, times in microseconds.
 """

@@ -2,8 +2,8 @@
 
     corrected time = predicted time * factor
 
-A factor is a measured time divided by the predicted one. Only executables can be measured, and each contains many operators. So
-`plan/update.py` computes the factor of an executable, and all its operators get this factor.
+A factor is a measured time divided by the predicted one. Only a whole executable can be measured, so all operators of an
+executable get its factor. `plan/update.py` computes the factors.
 """
 
 from dataclasses import dataclass, replace

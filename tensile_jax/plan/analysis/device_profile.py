@@ -30,15 +30,16 @@ class DeviceProfile:
         bytes_per_us: the bytes of device memory that are read and written.
         launch_us: the time to launch one executable.
         kernel_us: what a kernel takes on the device beside its operations and bytes: its begin, its end, and the gap before it.
-        host_kernel_us: what the host takes to issue a kernel. No kernel takes less, since the device waits for it.
-        host_launch_us: what the host takes to launch one executable more, beside its kernels. This time counts as far as the
-            device has to wait for the host (`search/step_model.py`).
+        host_kernel_us: what the host takes to issue a kernel. A shorter kernel takes this long too, since the device waits for
+            the host.
+        host_launch_us: what the host takes to launch one more executable, without its kernels. Only the part for which the device
+            waits counts (`search/step_model.py`).
         canonical_layouts: convolutions copy operands that are not in the backend's own layout.
         fused_reductions: what a reduction reads is computed on the fly, and is not written to memory first.
-        late_weight, early_weight: predict a segment's workspace from the two extremes of XLA's order
+        late_weight, early_weight: the weights that predict a segment's workspace from two extreme orders of its operators
             (`search/cost/workspace.py`).
-        copy_share: the part of a copy's time by which the copy slows the computation down: 0 where copies have engines and memory
-            to themselves, 1 where the cores that compute also do the copying.
+        copy_share: the part of a copy's time by which the computation takes longer: 0 if copies cost the computation nothing, 1
+            if the cores that compute also do the copying.
         interconnect_bytes_per_us: what a device sends to the other devices of its host, in one direction.
         kinds: regular expressions; the profile is that of a device whose whole `device_kind` one of them matches.
         basis: where the rates come from.

@@ -1,52 +1,50 @@
 """Predicts which tensors XLA fuses away inside an executable, and which ones it writes to device memory.
 
 XLA runs a *heavy* operator, such as a matrix product, as a kernel of its own. XLA fuses all other operators, the *light* ones,
-into their consumers. So most tensors that light operators make never exist in memory. A tensor is *materialised* (written to
-memory) inside an executable in these cases:
+into their consumers. So most results of light operators never exist in memory. A tensor is *materialised* (written to memory) in
+these cases:
 
     - it is an input, or a heavy operator makes it or reads it
-    - a reduction reads it, unless the backend computes operands of reductions on the fly; such a backend also computes on the fly
-      what a gather reads
-    - an expensive light operator makes it, and several kernels would have to compute it again (`tanh` on a GPU; `exp`, a division
-      and others on a CPU)
+    - a reduction reads it. Some backends compute what a reduction reads on the fly; they also compute on the fly what a gather
+      reads
+    - it is expensive to compute, and several kernels would have to compute it (`tanh` on a GPU; `exp`, a division and others on a
+      CPU). On a CPU, a padded tensor is written even for one kernel
 
 Every other tensor is computed on the fly from its *leaves*, the tensors from which a chain of light operators computes it:
 
-    leaves(t)  = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
-                                                         operator reads t, if t is materialised since it is expensive, or if t
-                                                         would have more than 12 leaves
-               = union of leaves(u) over the inputs u    of the light operator that makes t, otherwise
+    leaves(t) = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
+                                                        operator reads t, if t is materialised because it is expensive, or if t
+                                                        would have more than 12 leaves
+              = union of leaves(u) over the inputs u    of the operator that makes t, otherwise
 
-The leaves determine these properties of tensors t and operators o:
+The planner uses these properties of tensors t and operators o:
 
-    virtual(t) : a light operator makes t, the step does not return t, and those leaves of t that do not belong to the caller
-                 have at most a sixteenth of the bytes of t. Such a tensor (a broadcast, a mask, a cast of a parameter) is never
-                 stored. Small views are never stored either. A view has the numbers of another tensor in another shape, and to
-                 store both would take a kernel that copies. If the backend computes operands of reductions on the fly, the
-                 statistics of rows (below) are virtual as well.
-    relaid(t)  : a light operator makes t, and heavy operators read it only as operands that they copy into another layout
-                 (`Operator.relaid`). XLA writes the copies, and t itself only if another segment needs it.
-    join       : a light operator, such as a residual sum, that brings the leaves of several inputs together. Take the bytes of
-                 its leaves. Subtract the bytes of its result, or those of the leaves of one input, whichever is most. The rest is
-                 what the operator reads in addition. It is a join if the rest is over a quarter of its result
-    reread(o)  = for a join, these additional bytes, once for each kernel that evaluates o (one kernel, if the result of o is
-                 written to memory); otherwise 0
-    statistic  : the result of a reduction over the rows of a tensor (or of a function of the tensor). A light operator combines
-                 the result with that tensor on the way to a heavy operator of the same pass, as softmax subtracts the maximum.
-                 What light operators make of a statistic alone, with at most its size, is a statistic as well. If statistics
-                 follow from one another, XLA computes them in one kernel, for example the maximum and the sum of a softmax, or
-                 the mean and the variance of a layer normalization. XLA cannot do that if a statistic, or a tensor between two
-                 of them, comes from another segment or goes there. Two reductions of one tensor that are combined with one
-                 another, as the mean and the mean of squares, are no statistics: XLA gives each its own kernel. Nor are those of
-                 a loss, which no heavy operator reads.
-    again(o)   = the bytes that XLA writes of the results of o if another segment runs o again. Suppose a tensor is materialised
-                 because it is expensive, and two kernels read it, such as those of an activation function and of its derivative.
-                 Then its bytes belong to the operator of the first kernel: where only the second kernel runs, that kernel
-                 computes the tensor on the fly
-    row(o)     = the number of a join in its chain. Joins that lead to one another through light operators form a chain. They have
-                 the numbers 1, 2, 3, ..., or 2, 3, 4, ... if those at the 2nd, 4th, ... place take more operations to compute
-                 from the joins before them. So of the two residual sums of a transformer's layer, the one behind the wide product
-                 is odd. row(o) is 0 if o is no join, or is in no chain, as the product in a gated layer
+    virtual(t)  t is never stored, because computing it again costs next to nothing: a broadcast, a mask, a cast of a parameter. A
+                light operator makes t, the step does not return t, and the leaves of t that the caller does not own have at most
+                a sixteenth of the bytes of t. A small view (the same numbers in another shape) is virtual too. So are statistics
+                (below), if the backend computes on the fly what a reduction reads
+    relaid(t)   a light operator makes t, and heavy operators read t only through copies in another layout (`Operator.relaid`).
+                XLA writes these copies. It writes t itself only if another segment needs t
+    join        a light operator, such as a residual sum, that brings the leaves of several inputs together. A join reads more
+                than a quarter of its result in addition to the larger of two things: its result, and the leaves of one input
+    reread(o)   what a join reads in addition, once for each kernel that computes o; 0 for other operators
+    statistic   the result of a reduction over rows that is combined with the reduced tensor on the way to a heavy operator in the
+                same pass, such as the maximum in a softmax. What light operators make of a statistic alone is a statistic too, if
+                it is no larger
+    again(o)    the bytes that XLA writes of the results of o if another segment runs o again
+    row(o)      the number of a join in its chain; 0 if o is no join or is in no chain. A *chain* is a sequence of joins, each of
+                which reaches the next through light operators
+
+XLA computes statistics that follow from one another in one kernel, for example the mean and the variance of a layer
+normalization. It cannot do so if one of them, or a tensor between them, passes from one segment to another. Not every reduction
+gives a statistic: if two reductions of one tensor are combined with one another, such as the mean and the mean of squares, XLA
+gives each its own kernel.
+
+An expensive tensor that two kernels read, such as those of an activation function and of its derivative, counts in again(o) for
+the operator of the first kernel. A segment that runs only the second kernel computes the tensor on the fly.
+
+The joins of a chain are numbered 1, 2, 3, ... If the joins at even places take more operations to compute from the join before,
+the numbers are 2, 3, 4, ... instead. So the residual sum after the wide product of a transformer's layer is odd.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +89,7 @@ class Fusion:
 
     @cached_property
     def written_as_made(self) -> np.ndarray:
-        """Those of `written` that XLA writes in the layout in which other segments would read them."""
+        """The tensors of `written` that XLA writes in the layout in which other segments would read them."""
         return _as_made(self.materialised, self.relaid)
 
 
@@ -170,7 +168,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
 def _written_again(
     liveness: Liveness, materialised: list[bool], relaid: list[bool], shared: Mapping[int, Sequence[int]]
 ) -> np.ndarray:
-    """`again` of every operator, if of two kernels that read one of the tensors `shared`, a later segment may run one only."""
+    """`again` of every operator. Of two kernels that read one of the tensors `shared`, a later segment may run only one."""
     again = liveness.makes.sums(liveness.nbytes * _as_made(materialised, relaid))
     for t, kernels in shared.items():
         if len(kernels) == 2 and liveness.kinds[kernels[0]] == "light":
@@ -222,7 +220,7 @@ def _statistics(liveness: Liveness) -> set[int]:
 
 
 def _leads_to_heavy(liveness: Liveness, numbers: Sequence[int]) -> set[int]:
-    """The tensors from which light operators make what a heavy operator reads, with as many numbers, in one pass of the step."""
+    """The tensors from which light operators, within one pass of the step, make a heavy operator's input with as many numbers."""
     found: set[int] = set()
     for op in reversed(liveness.graph.operators):
         heavy = op.kind == "heavy" and op.primitive != "gather"

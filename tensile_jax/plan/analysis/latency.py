@@ -1,33 +1,31 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
     kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with w microseconds of work
-    operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o)))
-                          + exchange_us(o)
-                          Operator o by itself. The first two terms are a roofline: the longer of computing and of moving bytes.
-                          If all floating-point operands have 16 bits, operations take 1 / half_speedup of the time.
-                          least_us(o) is a time that o takes at least. link_us(o) is the time of copies between device and host
-                          memory that the step itself makes, in the slower direction. In exchange_us(o), which is exchanged(o) /
-                          interconnect_bytes_per_us, devices exchange data for o
+    operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o))) +
+    exchange_us(o) Operator o by itself. The first two terms are a roofline: the longer of computing and of moving bytes. If all
+    floating-point operands have 16 bits, operations take 1 / half_speedup of the time. o never takes less than least_us(o).
+    link_us(o) is the time of the step's own copies between device and host memory, in the slower direction. exchange_us(o) is the
+    time in which devices exchange data for o: exchanged(o) / interconnect_bytes_per_us
     own_latencies       what the latency model of the device predicts for heavy operators, and the roofline for all others
 
 XLA runs *heavy* operators, such as matrix products, as kernels of their own. In an executable, XLA fuses *light* operators into
 the operators that use them. The fused operators then cost only the memory traffic that they add. A *segment* is a stretch of
 operators that is compiled as one executable.
 
-    fused_latencies     An operator within its executable. A light operator takes the time of the bytes that pass through device
-                        memory because of it. These are twice the bytes of its results that XLA writes to memory (written, then
-                        read), but at most all bytes that the operator reads and makes. An operator that writes any counts as a
-                        kernel. Sums of outer products (`trace/rewrites/outer_products.py`) also take the time of their
-                        operations, as far as that is longer than moving the bytes of a small update. This holds where they run
-                        first and where they run again. Heavy operators and reductions take as long as by themselves.
-    rerun_latencies     An operator that a segment runs once more, because the segment needs its outputs again. A heavy operator
-                        takes as long as the first time. Any other operator takes the time of the bytes that it reads once more
-                        and of twice the bytes that it writes, but at most of four times the bytes that it reads and makes. If
-                        there are such bytes, the operator counts as a kernel.
+    fused_latencies     An operator within its executable. A heavy operator or a reduction takes as long as by itself. A light
+                        operator takes the time of the bytes that XLA writes for it, counted twice (written, then read), but at
+                        most of all bytes that it reads and makes. If XLA writes any, the operator counts as a kernel. A sum of
+                        outer products (`trace/rewrites/outer_products.py`) also takes the time of its operations, as far as that
+                        is longer than moving the bytes of a small update.
+    rerun_latencies     An operator that a segment runs again, because the segment needs its outputs again. A heavy operator takes
+                        as long as the first time. Any other operator takes the time of the bytes that it reads in addition and of
+                        twice the bytes that it writes, but at most of four times all bytes that it reads and makes. If there are
+                        such bytes, the operator counts as a kernel. Sums of outer products take the time of their operations here
+                        as well.
 
-Difference from the paper: TENSILE (section IV-A) trains an MLP for each operator and GPU. XLA combines light operators into
-kernels, so MLPs for single light operators would precisely predict times that do not occur. So MLPs predict heavy operators only
-(`latency_model.py`), on a device that was calibrated. Latencies are in microseconds.
+Difference from the paper: TENSILE (section IV-A) trains an MLP for each kind of operator and GPU. Here MLPs predict only heavy
+operators (`latency_model.py`), and only on a device that was calibrated. A light operator never runs alone, so the time that it
+would take alone is of no use. Latencies are in microseconds.
 """
 
 from collections.abc import Sequence
@@ -86,7 +84,8 @@ def fused_products_us(operator: Operator, profile: DeviceProfile) -> float:
 
 
 def own_latencies(operators: Sequence[Operator], profile: DeviceProfile, half: Sequence[bool] | None = None) -> np.ndarray:
-    """Microseconds that each operator takes by itself: predicted where the profile's latency model knows such operators.
+    """Microseconds that each operator takes by itself, from the profile's latency model if that knows such operators, otherwise
+    from the roofline.
 
     Args:
         half: for each operator, whether its floating-point operands have 16 bits; by default, false for all.
@@ -108,7 +107,9 @@ def _of_halves(graph: Graph) -> list[bool]:
 
 
 def rewriting_us(liveness: Liveness, profile: DeviceProfile) -> float:
-    """Microseconds that plain `jax.jit` takes to copy updates to where donated state was, if XLA writes them elsewhere."""
+    """Microseconds that plain `jax.jit` takes for copying updates into the memory of donated state, if XLA writes them elsewhere
+    first.
+    """
     nbytes = liveness.nbytes
     return sum(kernel_latency(2 * float(nbytes[t]) / profile.bytes_per_us, profile) for t in sorted(liveness.rewritten))
 

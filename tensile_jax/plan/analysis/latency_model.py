@@ -6,10 +6,10 @@ layers, fitted to operators that were measured on the device (`exec/calibration/
 
     log(latency / roofline)        roofline = max(flops / flops_per_us, bytes / bytes_per_us, floor)
 
-The roofline is the time of an ideal kernel: the longer of computing and of moving the bytes, and at least the time that any
-kernel takes. So a network that has learned nothing predicts the roofline. Several networks are trained from different initial
-weights, and the model averages their outputs. The model predicts nothing for an operator that is unlike all measured ones. The
-module needs only NumPy. Latencies are in microseconds.
+The roofline is the time of an ideal kernel: the longer of computing and of moving the bytes, but no less than the time that any
+kernel takes. A network whose output is 0 predicts the roofline itself. Several networks are trained from different initial
+weights, and the model averages their outputs. The model makes no prediction for an operator that is unlike all measured ones.
+This module needs only NumPy. Latencies are in microseconds.
 """
 
 from collections.abc import Mapping, Sequence

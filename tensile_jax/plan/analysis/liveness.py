@@ -10,14 +10,12 @@ Time is counted in *places*: operator k runs at place k, and boundary b lies bet
     stored(b)    =   sum of nbytes over the tensors stored at b
 
 `begin` is the place of the operator that makes the tensor, and -1 for an input. `end` is the place of the last operator that
-reads the tensor. For what the caller owns (inputs that are not donated, constants) and for the step's results, `end` is the
-number of operators. The update of donated state may take over the memory of the old state, and the two then count as one tensor
-("the new parameter uses the memory address of the old parameter", section IV-B).
+reads the tensor. Some tensors are kept to the end of the step: results, constants, and inputs that are not donated. Their `end`
+is the number of operators. If an update takes over the memory of donated state, the two count as one tensor (section IV-B).
 
-On a GPU, the weights of convolutions, and the optimizer's state for them, cannot be updated in place. XLA computes their updates
-in a kernel that also transposes the gradient, and such a kernel cannot write where it reads. If this state is donated anyway, XLA
-writes the updates elsewhere and then copies them, which takes more kernels and traffic. So plans do not donate this state
-(docs/how-it-works.md, "What XLA cannot update in place").
+On a GPU, XLA cannot update the weights of convolutions in place, nor the optimizer's state for them: the kernel that computes
+these updates also transposes the gradient, and cannot write where it reads. If this state were donated, XLA would write the
+updates elsewhere and then copy them. So plans do not donate it (docs/how-it-works.md, "What XLA cannot update in place").
 """
 
 from collections.abc import Sequence
@@ -38,8 +36,8 @@ class Liveness:
     """Places of every tensor of `graph`, by tensor id.
 
     `begin` and `end` are as above. `uses` are the places of the operators that read the tensor, ascending. `alias[t]` is the
-    tensor that may take over the memory of `t`, or -1. `rewritten` are the tensors whose alias the backend writes elsewhere all
-    the same. `reads` and `makes` are the pairs (place, tensor) of operators and their inputs or outputs.
+    tensor that may take over the memory of `t`, or -1. `rewritten` are the tensors whose alias the backend writes elsewhere,
+    although they are donated. `reads` and `makes` are the pairs (place, tensor) of operators and their inputs or outputs.
     """
 
     graph: Graph

@@ -2,22 +2,20 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Decides by a minimum cut which tensors are kept across a boundary, and which are computed again after it.
 
-Take a boundary between operators at which much is stored: the *turn*, usually from the forward to the backward pass. Every tensor
-made before the turn and used after it is either kept or computed again. To keep a tensor costs its bytes. To compute it again,
-from other tensors that are kept, costs the operators in between. The cheapest choice for all tensors at once is a minimum cut of
-a flow network. The nodes of the network are operators o and tensors t, u. The nodes on the sink side of the cut are available
-after the turn. An edge that is cut costs its capacity:
+Take a boundary between two operators at which much is stored, usually between the forward and the backward pass: the *turn*. A
+tensor that is made before the turn and used after it can be kept or computed again. Keeping a tensor costs its bytes. Computing
+it again costs the operators that run again. A minimum cut of a flow network finds the cheapest choice for all tensors at once.
+The nodes of the network are operators o and tensors t, u. A node on the sink side of the cut is available after the turn. Each
+edge that is cut costs its capacity:
 
     source -> o        cost(o)      operator o runs again
-    u      -> o        infinite     ... which needs its inputs
+    u      -> o        infinite     ... which needs its input u
     o      -> t        keep(t)      t, an output of o, is kept
     t      -> sink     infinite     t is used after the turn
 
-`price` is a parameter: how many more bytes may be kept to save one byte of memory traffic. (Times count as the bytes that the
-device moves in that time.) Different prices give all choices from "keep everything" to "keep as little as possible". XLA runs
-*heavy* operators as kernels of their own, and fuses *light* ones into their consumers. A *join* is a light operator that adds
-large tensors, such as a residual sum. Joins that lead to one another through light operators form a *chain*, and are numbered
-along it.
+XLA runs *heavy* operators as kernels of their own, and fuses *light* ones into their consumers. A *join* is a light operator that
+adds large tensors, such as a residual sum. Joins that reach one another through light operators form a *chain*, and are numbered
+along it. The costs are
 
     keep(t) = nbytes(t)                                 t lies in device memory anyway
             = nbytes(t) * (1 + price)                   t is fused into its readers, and would have to be written
@@ -29,25 +27,26 @@ along it.
             = price * reread(o)                         o is a join in no chain
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
             + price * 2 * again(o) * s                  in addition, if o is light: what XLA writes, and reads again
-            + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: one more kernel (or
-                                                        the host's time for a kernel, if that is longer)
+            + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: one more kernel (or the
+                                                        host's time for a kernel, if that is longer)
 
     nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`
     reread(o), again(o), number in a chain: `fusion.py`
 
-A join in a chain costs much, because every *segment* (a stretch of operators that is compiled as one executable) that needs the
-sum would compute the chain of terms again, back to the last sum that is kept. If all joins of a chain were dropped, the chains of
-terms would grow with every block of the network. Therefore every other join of a chain costs something at any price. If only
-every other join is dropped, a segment computes at most one block more.
+The parameter `price` says how many more bytes may be kept to save one byte of memory traffic. (A time counts as the bytes that
+the device moves in that time.) Different prices give all choices from "keep everything" to "keep as little as possible". The
+factor s decides between equal operators: those with large results run again.
 
-The factor s makes small results cost a little more, so that of equal operators those with large results run again.
+If every join of a chain were dropped, each *segment* (a stretch of operators that is compiled as one executable) would compute a
+long sum from its beginning. So odd joins cost something at any price, even 0. If only the even ones are dropped, a segment
+computes at most one block of the network more.
 
-Two things are *not* decided here, but later: where segments begin (`search/starts/segment_boundaries.py`), and which of the
-dropped tensors a segment computes again (`retention.py`).
+This module does not decide where segments begin (`search/starts/segment_boundaries.py`), nor which dropped tensors a segment
+computes again (`retention.py`).
 
-Difference from the paper: the paper recomputes one tensor at a time, chosen by the memory saved per unit of time (MSPS, section
-IV-D, from Capuchin). The minimum cut treats a chain of cheap operators as one decision. The formulation is that of PyTorch's
-min-cut partitioner (functorch, 2022), except that heavy operators may run again, at a price.
+Difference from the paper: the paper recomputes one tensor at a time, the one that saves the most memory per unit of time (MSPS,
+section IV-D, from Capuchin). A minimum cut decides about a whole chain of cheap operators at once. The formulation is that of
+PyTorch's min-cut partitioner (functorch, 2022), except that heavy operators may run again, at a price.
 """
 
 from bisect import bisect_left
@@ -168,7 +167,7 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
 
 
 def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """For each node (0 is the source, 1 the sink), whether it is on the sink side of a minimum cut, the smallest such side.
+    """For each node (0 is the source, 1 the sink), whether it is on the sink side of the minimum cut with the smallest sink side.
 
     These are the nodes from which the sink can be reached in the residual network of a maximum flow.
     """

@@ -1,25 +1,23 @@
-"""Chooses the order in which operators run: each update as soon as its gradient exists, large gradients of small operands last.
+"""Chooses the order in which operators run, so that gradients do not pile up in memory: each update runs as soon as it can.
 
-JAX emits the whole optimizer after the whole backward pass, so that every gradient stays in memory until then. But the update of
-a parameter depends only on that parameter's gradient (and sometimes on a global norm). XLA runs *heavy* operators as kernels of
-their own, and fuses *light* ones into their consumers. Three rules move operators. Operators that no rule moves keep their order:
+JAX emits the whole optimizer after the whole backward pass, so every gradient stays in memory until then. But the update of a
+parameter needs only that parameter's gradient (and sometimes a global norm). XLA runs *heavy* operators as kernels of their own,
+and fuses *light* ones into their consumers. Three rules move operators; all other operators keep their order:
 
-    tail       An operator from which no heavy one can be reached (optimizer, statistics, metrics) goes right after the last heavy
-               result that it depends on. Each gradient is then used as soon as it is computed.
-    prelude    A light operator that depends on inputs and constants alone goes right before its first consumer.
-    delayed    A product that only the tail depends on, with a result much larger than its operands (the gradient of a wide dense
-               layer), goes after all others. When the product makes its result, the activations are no longer in memory.
+    tail       An operator that leads to no heavy one (optimizer, statistics, metrics) runs right after the last heavy result that
+               it depends on. So each gradient is used as soon as it is computed.
+    prelude    A light operator that depends on inputs and constants alone runs right before its first consumer.
+    delayed    Some products have a result much larger than their operands, such as the gradient of a wide dense layer. If only
+               the tail depends on such a product, it runs after all other operators, when the activations are no longer in
+               memory.
 
-A copy between device memory and host memory that the step makes itself counts as light in these rules: what comes from the host
-comes right before its first consumer, and what goes there is part of the tail.
+The step's own copies between device memory and host memory count as light in these rules: a copy from the host runs right before
+its first consumer, and a copy to the host is part of the tail. An operator that has an effect and no results (a debug print) is
+part of the tail. Operators with effects always keep their order, and a product that one of them depends on is not delayed.
 
-An operator that has an effect and no results (a debug print) is part of the tail. Operators with effects always keep their order,
-and no operator on whose result one of them depends is delayed.
-
-Early updates only save memory if they take over the memory of the state that they update. If state is not donated, old and new
-state would be in memory at once during the backward pass. So the module compares three orders, and takes the one with the lowest
-peak of memory. The three orders follow from all three rules, from the rules `tail` and `prelude`, and from the rule `prelude`
-alone.
+Early updates save memory only if they take over the memory of the old state. Otherwise the old and the new state are both in
+memory during the backward pass. So the module compares three orders, and takes the one with the lowest peak: by all three rules,
+by `tail` and `prelude`, and by `prelude` alone.
 """
 
 from collections.abc import Sequence
@@ -48,8 +46,8 @@ def order(graph: Graph) -> Graph:
 
 
 def _peak(graph: Graph) -> int:
-    """An estimate of the peak: the maximum, over pairs of heavy operators, of the least stored in between and the second's
-    result.
+    """An estimate of the peak: the maximum, over pairs of neighbouring heavy operators, of the least that is stored between them,
+    plus the result of the second one.
 
     Light temporaries do not count: XLA fuses them.
     """
@@ -111,7 +109,9 @@ def _is_copy(operator: Operator) -> bool:
 
 
 def _is_larger_than_its_operands(graph: Graph, inputs: Sequence[TensorId], outputs: Sequence[TensorId]) -> bool:
-    """Whether the operands take much less memory than the results; inputs of the step, which are kept anyway, do not count."""
+    """Whether the results take much more memory than the operands. Operands that are inputs of the step do not count: they are
+    kept anyway.
+    """
     waiting = sum(graph.tensors[t].nbytes for t in inputs if graph.tensors[t].producer is not None)
     made = sum(graph.tensors[t].nbytes for t in outputs)
     return waiting * _MUCH <= made

@@ -2,10 +2,9 @@
 
 A *segment* is a stretch of operators that is compiled as one executable. Time is counted in places, the positions of operators in
 their order of execution; boundary b lies before the operator at place b. A tensor is *stored* while it is kept in device memory.
-A *dropped* tensor is stored only up to a given place. A segment that begins later and needs the tensor computes it again: it runs
-the operator that makes the tensor once more. The inputs of this operator are stored, or are computed again in turn. The operators
-that run again for a tensor are the *chain* of the tensor. The tensors from which a chain starts must be kept as long as the chain
-may be needed:
+A *dropped* tensor is stored only up to a given place. A later segment that needs the tensor computes it again, by running the
+operator that makes the tensor once more. That operator's inputs must then be stored, or be computed again in turn. The operators
+that run again for a tensor are its *chain*. Whatever a chain starts from must be stored as long as the chain may be needed:
 
     far(d)   = places after end(d) that read the dropped tensor d, themselves or through operators that run again
     uses(t)  = places of the operators that read t
@@ -15,9 +14,9 @@ may be needed:
              = last of needs(t)         otherwise
     stored at b  <=>  begin < b <= end  and t is not swapped out (`search/swaps.py`)
 
-The results of operators with effects (prints, callbacks) are never dropped, since such an operator runs only once.
+An operator with effects (a print, a callback) runs only once, so its results are never dropped.
 
-A segment runs a chain only once, even if several operators of the segment need the result. A segment never makes a tensor twice.
+Within a segment, each operator of a chain runs once, however many operators need its result.
 """
 
 from bisect import bisect_right
@@ -35,9 +34,9 @@ from tensile_jax.plan.analysis.liveness import Liveness
 class Retention:
     """Until when each tensor is stored if some are dropped.
 
-    By tensor id: `end`; the last of `needs`, or -1 (`last_needs`); and `needs`, ascending. By place: `reruns`, the later places
-    for which the operator may run again. In long chains, `needs` and `reruns` are far larger than the step, so they are found
-    only where a policy asks for them.
+    By tensor id: `end`; `last_needs`, the last of `needs`, or -1; and `needs`, ascending. By place: `reruns`, the later places
+    for which the operator may run again. In long chains, `needs` and `reruns` are far larger than the step, so they are computed
+    only when a policy asks for them.
     """
 
     liveness: Liveness
@@ -84,7 +83,9 @@ class Retention:
 
     @cached_property
     def aliases(self) -> dict[TensorId, TensorId]:
-        """For each donated state tensor, the update that takes over its memory; not if the old value is still needed later."""
+        """By donated state tensor, the update that takes over its memory. A state tensor whose old value is still needed later is
+        left out.
+        """
         begin = self.liveness.begin
         return {t: h for t, h in self.liveness.aliases if self.end[t] <= begin[h]}
 

@@ -1,23 +1,22 @@
 """Decides whether a job is admitted beside others under one budget, and under which limits a new job is planned.
 
-The jobs share a device, and each runs its step again and again. A job is *parked* when its whole state is in host memory.
-`parked_bytes` is what the job occupies on the device even then: the constants of its plan, and metrics that nobody has read yet.
-`peak` is the most that the job needs on the device at any time. A job can run if its peak fits while all other jobs are parked:
+The jobs share a device, and each runs its step again and again. A job is *parked* when its whole state is in host memory. Even
+then it holds `parked_bytes` on the device: the constants of its plan, and metrics that nobody has read yet. `peak` is the most
+that the job needs on the device at any time. A job can run if its peak fits while all other jobs are parked:
 
     spare       = budget - sum over all jobs k of parked_k
     can_run(j)  <=>  peak_j - parked_j <= spare
 
-A job is admitted under three conditions. First, it can run. Second, each of the other jobs that can run now can still run while
-the new job is parked. Third, host memory can hold the most that all jobs together need there. So a set of jobs needs at least
-these budgets:
+A job is admitted if three things hold. It can run. Every other job that can run now still can while the new job is parked. And
+host memory can hold what all jobs together need there at most. So a set of jobs needs at least these budgets:
 
     device      sum over k of parked_k + max over k of (peak_k - parked_k)
     host        sum over k of host_k
 
-A new job is first planned under the memory that the other jobs leave free between their iterations. With such a plan, no job's
-state has to move when another job's iteration begins. If there is no such plan, the job is planned under the whole budget, and
-jobs are parked while others run. A job's *maximal swapping rate* (TENSILE section IV-D), a part of what all jobs swap, limits how
-many bytes the job's plan swaps.
+A new job is first planned under the memory that the other jobs leave free between their iterations. With such a plan, no state
+has to move when another job's iteration begins. If there is no such plan, the job is planned under the whole budget, and jobs are
+parked while others run. A job's *maximal swapping rate* (TENSILE section IV-D) is the largest share that its plan may have of all
+bytes that jobs swap.
 
 Two callers use this module: the runtime's controller, which decides what runs next, and the command `tensile plan JOBS.toml`.
 Sizes in bytes.
@@ -58,8 +57,8 @@ def admits(
     """Whether the job may run beside the others, as above.
 
     Args:
-        replaces: the profile that the job has had so far, if it was admitted before and asks for another one. A job that could
-            not run with its old profile need not be able to run with the new one.
+        replaces: the present profile of a job that is admitted already and gets another one. If the job cannot run with the
+            present profile, it need not be able to run with the new one.
     """
     if job.host_bytes + sum([other.host_bytes for other in others]) > host_budget_bytes:
         return False

@@ -1,11 +1,12 @@
 """Plans several jobs that share one budget, as the runtime would plan them if the jobs came in the given order.
 
-Each job is first planned for the memory that the other jobs leave free between their iterations. Jobs that came earlier have a
-plan, which says how much they hold between iterations. Jobs that come later have no plan yet, so they count with the size of
-their state. If a job has no plan for that memory, it is planned for the whole budget (`admission.py`). A job is *parked* while
-its whole state is on the host. All jobs fit if each job can run an iteration while all others are parked, and host memory can
-hold what all jobs keep there. Once all jobs are planned, some of their state may be put on the host between its uses
-(`state_offload.py`). Sizes in bytes.
+Each job is first planned for the memory that the other jobs leave free between their iterations. What an earlier job holds then
+is known from its plan. A later job has no plan yet, so the size of its state is taken instead. A job without a plan for that
+memory is planned for the whole budget (`admission.py`).
+
+A job is *parked* while its whole state is on the host. All jobs fit if each of them can run an iteration while all others are
+parked, and host memory can hold what all jobs keep there. Once all jobs are planned, some of their state may be put on the host
+between its uses (`state_offload.py`). Sizes in bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,14 +45,14 @@ class JobPlan(Generic[Program]):
 
     @property
     def host_bytes(self) -> int:
-        """The most host memory that the job needs, with a checkpoint that is written while the job goes on."""
+        """The most host memory that the job needs, including that for writing a checkpoint while the job runs."""
         return self.program.memory.host_bytes + self.program.memory.state_bytes
 
 
 def plan_jobs(
     jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float
 ) -> list[JobPlan[Program]] | None:
-    """Every job's plan; None if one has none, or if the jobs cannot all run."""
+    """The plan of every job; None if a job has no plan, or if the jobs cannot all run."""
     planned: list[JobPlan[Program]] = []
     for place, job in enumerate(jobs):
         at_rest = sum(one.program.memory.idle_bytes for one in planned) + sum(later.state_bytes for later in jobs[place + 1 :])
@@ -83,7 +84,7 @@ def offload_states(
 
 
 def smallest_budget(jobs: Sequence[PlannableJob[Program]], budget_bytes: int, host_budget_bytes: float) -> int:
-    """A budget above the given one under which all jobs fit, at most half a per cent above one under which they do not."""
+    """A budget above the given one under which all jobs fit. They do not fit under a budget that is half a per cent lower."""
     low, high = budget_bytes, max(budget_bytes + 1, *(job.floor_bytes for job in jobs))
     for _ in range(_MOST_TRIES):
         if plan_jobs(jobs, high, host_budget_bytes) is not None:

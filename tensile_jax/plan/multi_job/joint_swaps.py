@@ -1,24 +1,27 @@
 """Chooses the swaps of several jobs together, for the jobs whose policy is `tensile` (TENSILE, Algorithms 2 and 3).
 
 All jobs share one link between device and host, and one time axis, on which one iteration of each job begins at time zero. The
-paper's greedy algorithm chooses one swap after another until it finds no more. These are its terms:
+paper's greedy algorithm chooses one swap after another until it finds no more. In the paper's terms:
 
-    MP_j      the peak of job j with the swaps that were chosen so far; MP = sum over all jobs of MP_j
-    MPT       the tensors that are on the device at these peaks. The largest tensor that can be swapped is chosen, whatever job it
-              belongs to
-    SON, MSR  of a job: the number of the job's tensors that were chosen, and the job's maximal swapping rate. No tensor of a job
-              is chosen within an iteration while SON / (sum of all SON) > MSR
+    MP_j      the peak of job j with the swaps that were chosen so far; MP is their sum over all jobs
+    MPT       the tensors that are on the device at these peaks. The largest that can be swapped is chosen, from whichever job
+    SON       how many tensors of a job were chosen
+    MSR       the job's maximal swapping rate: within an iteration, no tensor of a job is chosen while SON / (sum of all SON) >
+              MSR
     SE        the copies of all jobs: no two are on the link at the same time
 
-The recomputations are then chosen for each job alone (`policies/tensile/complete_scheduling.py`), in the order of Algorithm 3.
-Line 4 of Algorithm 3 ends the search: "the average MP_j of the jobs corresponding to the selected tensors in the past 3
-iterations reduces less than 0.05%". This module takes MP instead of the average MP_j, because in one iteration of the algorithm,
-only the MP_j of the selected tensor's job changes, and MP changes by as much.
+Line 4 of Algorithm 3 ends the search when the average MP_j of the selected tensors' jobs hardly falls any more. This module looks
+at MP instead. That is equal: one iteration of the algorithm changes the MP_j of one job only, and MP changes by as much.
 
-Differences from the paper: The jobs run on a device in turns, one *segment* (a stretch of operators that is compiled as one
-executable) at a time. So the time axis is right for a job only while the job runs without the others. Recomputations are chosen
-for each job under its own limit, because the runtime gives each job a limit. A job whose whole step fits its limit runs as one
-executable, without the swaps that were chosen for it.
+The recomputations are then chosen for each job alone (`policies/tensile/complete_scheduling.py`), as Algorithm 3 chooses them
+after the swaps.
+
+Differences from the paper:
+
+    - Here jobs take turns on the device, one *segment* (a stretch of operators that is compiled as one executable) at a time. So
+      a job's times are right only while it runs alone.
+    - Recomputations are chosen for each job under its own limit, because the runtime gives each job a limit.
+    - A job whose whole step fits its limit runs as one executable, without its chosen swaps.
 
 Ties go to the earlier job, then to the lower tensor id. Sizes in bytes, times in microseconds.
 """
@@ -70,7 +73,7 @@ def agree_on_swaps(jobs: Sequence[SwappingJob], profile: DeviceProfile) -> tuple
 def _largest(
     scheduling: Sequence[SwapScheduling], sequences: Sequence[AccessSequence], peaks: Sequence[Peak]
 ) -> tuple[int, tuple[SwappedOut, ...]] | None:
-    """The job and the swaps of the largest tensor of any peak that can be swapped."""
+    """The job and the swaps of the largest tensor that can be swapped, of the tensors at any peak."""
     tensors = sorted((-sequences[k].nbytes[t], k, t) for k, peak in enumerate(peaks) for t in peak.tensors)
     for _, k, t in tensors:
         found = scheduling[k].swap(t, peaks[k])

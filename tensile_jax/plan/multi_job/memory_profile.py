@@ -1,8 +1,8 @@
 """Defines the memory profile of a job: how many bytes each move of its iteration needs, and how many it leaves on the device.
 
 Several jobs share a device. A job's iteration is a chain of *moves*, such as launches of executables and waits for copies.
-Position i of the chain lies before move i. The runtime issues several moves together, as a *run*: the run `[begin, end)` leads
-from position `begin` to position `end`.
+Position i lies before move i. The runtime issues several moves together, as a *run*: the run `[begin, end)` leads from position
+`begin` to position `end`.
 
     move i      uses needs[i] bytes until it is over; then the job holds holds[i + 1] bytes
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
@@ -12,12 +12,12 @@ from position `begin` to position `end`.
     holds[0] = holds[n] = idle_bytes: what the job holds between iterations, that is, the state that is on the device then
     parked_bytes: what remains on the device while the job is *parked*, that is, while its whole state is on the host
 
-The other fields follow from these. They are computed once, when a `MemoryProfile` is made, so that decisions which job may go on
-are fast:
+The other fields follow from these. They are computed once, when the profile is made, so that the runtime decides quickly which
+job may go on:
 
     peak_bytes  the most that any move needs;   rise_bytes = peak_bytes - parked_bytes
-    lower[i]    the first position after i at which no more is held than at i; -1 if there is none
-    hill[i]     the most that is needed on the way to lower[i]; if lower[i] is -1, on the way to the end
+    lower[i]    the first position after i at which the job holds no more than at i; -1 if there is none
+    hill[i]     the most that the job needs on the way from i to lower[i], or to the end if lower[i] is -1
     ahead[i]    the most that is needed from position i to the end;   floor[i]   the least that is held from there to the end
     run_end[i]  where a run that begins at position i ends at the latest: before the next WAIT and before the last move. The first
                 move, the last move and a WAIT are each issued alone. A job alone on a CPU has longer runs

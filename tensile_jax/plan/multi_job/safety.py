@@ -1,21 +1,22 @@
 """Decides whether all running iterations can still be finished under a budget, as the banker's algorithm does.
 
 Several jobs share a device, and each job's iteration is a chain of *moves*, such as launches of executables and waits for copies
-(`memory_profile.py`). A state of the jobs is *safe* if some order of all remaining moves, one at a time, never needs more than
-the budget. The paper adds up the jobs' peaks (TENSILE section III-B, "MP = sum of MP_j"), and Dijkstra's banker's algorithm knows
-only each job's peak. Here the peak of one job may come while another job holds little, so more states are safe. Safety is decided
-exactly, by the exchange argument of Abdel-Wahab and Kameda (1978). The *least position* of a chain is the position, among those
-that the chain still has to pass, where its job holds the fewest bytes. There are two passes:
+(`memory_profile.py`). A state of the jobs is *safe* if all remaining moves can be made in some order, one at a time, without ever
+needing more than the budget.
 
-    forward     If a chain can advance, under the budget, to a position where it holds no more than now, it does: no other chain
-                is worse off. This is repeated until every chain has reached its least position. If a chain cannot reach its least
-                position, the state is not safe.
+Other rules are stricter. The paper adds up the jobs' peaks (TENSILE section III-B, "MP = sum of MP_j"), and Dijkstra's banker's
+algorithm knows only each job's peak. Here the peak of one job may come while another job holds little. Safety is decided exactly,
+by the exchange argument of Abdel-Wahab and Kameda (1978). The *least position* of a chain is the one, of those still to come, at
+which its job holds the fewest bytes. There are two passes:
+
+    forward     Each chain advances, under the budget, to any position at which it holds no more than now, since that harms no
+                other chain. This is repeated until every chain is at its least position. If a chain cannot get there, the state
+                is not safe.
     backward    The same in reverse time: from the end of all iterations, every chain goes back to its least position.
 
-Every order of moves can be rearranged so that at some moment all chains are at their least positions. A state is therefore safe
-exactly if both passes succeed. A job that can be parked (moved to the host between iterations) holds only `parked_bytes` once its
-iteration has ended, and never less than that during the iteration. Such a job therefore holds least at the end, and the backward
-pass has nothing to do for it.
+Every order of moves can be rearranged so that at some moment all chains are at their least positions. So a state is safe exactly
+if both passes succeed. A job that can be *parked* (its state copied to the host between iterations) holds least at the end:
+`parked_bytes`, which it never falls below. The backward pass has nothing to do for such a job.
 
 Sizes in bytes.
 """

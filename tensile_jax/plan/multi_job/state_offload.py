@@ -1,22 +1,24 @@
 """Chooses which state tensors of each job are kept in host memory while other jobs run (TENSILE sections IV-D and V).
 
-Jobs that share a device take turns, an iteration at a time. While one job runs, the others hold their state. Let peak_k be the
-most that an iteration of job k needs. Let out_k be the bytes of job k's state that are on the host between their uses. Let idle_k
-be what job k would otherwise hold between iterations. A job is *parked* when its whole state is on the host. Job j can run an
+Jobs that share a device take turns, an iteration at a time. While one job runs, the others hold their state. For job k, peak_k is
+the most that an iteration needs, idle_k is what the job holds between iterations if nothing is moved, and out_k are the bytes of
+its state that are moved to the host between their uses. A job is *parked* when its whole state is on the host. Job j can run an
 iteration without any job being parked if
 
     peak_j + sum over the others k of (idle_k - out_k) <= budget
 
-If that does not hold for some job, state is moved to the host. Tensors of all jobs then compete for the time of the link between
+If this fails for some job, state is moved to the host. The tensors of all jobs then compete for the time of the link between
 device and host. A *round*, in which every job runs one iteration, must be long enough for all copies in each direction:
 
     (swapped by the plans + sum over k of out_k) / rate <= sum over k of step_k
 
-Copies also slow computation down. The time that the jobs lose by that must be at most a tenth of a round, which is about what
-parking would take. As in the paper's greedy algorithm, the largest tensor of any job is chosen first. A tensor may be chosen only
-if its job's part of all swapped bytes is not above the job's *maximal swapping rate*, which the user sets. At the end, a chosen
-tensor remains on the device after all if every job has enough room without its memory. If a job cannot get all the room that it
-lacks, nothing is moved to the host for the sake of this job. Jobs are parked instead.
+Copies also slow computation down. The jobs may lose at most a tenth of a round in this way, which is about what parking would
+take.
+
+As in the paper's greedy algorithm, the largest tensor of any job is chosen first. A job's tensors may be chosen while the job's
+part of all swapped bytes is at most its *maximal swapping rate*, which the user sets. In the end, a tensor is taken back if every
+job has enough room without its memory. If a job cannot get all the room that it lacks, nothing is moved for its sake, and jobs
+are parked instead.
 
 Sizes in bytes, times in microseconds. Ties go to the earlier job, then to the lower tensor id.
 """
@@ -105,7 +107,7 @@ def _choose(jobs: Sequence[SharingJob], helped: Sequence[int], budget_bytes: int
 
 
 def _needed(jobs: Sequence[SharingJob], chosen: _Chosen, budget_bytes: int, helped: Sequence[int]) -> _Chosen:
-    """The tensors that remain when every tensor whose room no job needs is taken back, the smallest first."""
+    """The chosen tensors without those whose room no job needs. The smallest tensors are taken back first."""
     out = [sum(nbytes for _, nbytes in of_job) for of_job in chosen]
     for nbytes, k, t in sorted((nbytes, k, t) for k, of_job in enumerate(chosen) for t, nbytes in of_job):
         without = [nb - (nbytes if at == k else 0) for at, nb in enumerate(out)]

@@ -1,22 +1,24 @@
 """Policy `auto`, the default: chooses the fastest plan that the planner finds under a memory limit.
 
-If the step as one executable is under the limit, that is the plan. Otherwise `search/search.py` searches for a *schedule*: a cut
-into *segments*, stretches of operators that are each compiled as one executable, with the times at which each tensor is on the
-device. The search works on a *condensed step* (groups of operators and large tensors), which is faster to evaluate, but may count
+If the step fits the limit as one executable, that is the plan. Otherwise `search/search.py` searches for a *schedule*: where to
+cut the step into *segments* (stretches of operators that are each compiled as one executable), and when each tensor is on the
+device.
+
+The search works on a *condensed step*, which has groups of operators and large tensors only. That makes it fast, but it may count
 a little less memory than the plan needs. If segments of the plan exceed the limit, the schedule is *repaired*: moves, such as
-dropping a tensor, bring it under a limit that is lower by what was not counted. If that limit is much lower, or if no repair
-succeeds, the search is repeated under the lower limit. If the search finds nothing, the policy takes a plan that is found
-quickly, or the one with the least peak.
+dropping a tensor, bring it under a limit that is lower by the uncounted memory. If that limit is much lower, or no repair
+succeeds, the search is repeated under it. If the search finds nothing, the policy takes a plan that is found quickly, or the plan
+with the least peak.
 
-If the device's allocator hands out more than it is asked for, the search begins with a lower limit: by what the allocator hands
-out without being asked under a plan that is found quickly.
+Three cases are special:
 
-If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, if there is one.
-That plan fills the link between host and device with copies of state, one tensor after another. The search's own starts do not.
-
-A loop is *opened* if the step contains the operators of every iteration. For steps with opened loops, a plan that treats all
-iterations alike (`search/alike_iterations.py`) needs far fewer executables. The policy takes that plan if it is hardly slower
-than the step as one executable, or than what the search finds.
+    - The device's allocator may hand out more than it is asked for. The search then begins with a lower limit. The difference is
+      what the allocator hands out unasked under a plan that is found quickly.
+    - If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, which
+      fills the link between host and device with copies of state.
+    - A loop is *opened* if the step contains the operators of every iteration. For a step with opened loops, a plan that treats
+      all iterations alike (`search/alike_iterations.py`) needs far fewer executables. The policy takes it if it is hardly slower
+      than the step as one executable, or than what the search finds.
 """
 
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
@@ -87,13 +89,14 @@ def _corrected(model: StepModel, schedule: Schedule, limit: float, measured: Com
 
 
 def _lower(before: float, needed: float, limit: float) -> float:
-    """The next limit to try, after that before. From the second time on it is lower by a step at least: what the device's
-    allocator hands out without being asked differs from plan to plan."""
+    """The next limit to try, after `before`. From the second time on, it falls by at least one step, because what the device's
+    allocator hands out unasked differs from plan to plan.
+    """
     return needed if before == limit else min(needed, before - _STEP * limit)
 
 
 def _unasked_of_quick(model: StepModel, limit: float, measured: CompiledSizes) -> int:
-    """What the device's allocator hands out without being asked under a plan for this limit that is found quickly."""
+    """What the device's allocator hands out unasked under a quickly found plan for this limit."""
     schedule = None if model.profile.allocator == "exact" else fast(model, limit, measured)
     if schedule is None:
         return 0
@@ -108,10 +111,10 @@ def _found_quickly(model: StepModel, limit: float, measured: CompiledSizes) -> C
 
 
 def _needed_limit(model: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: CompiledSizes) -> float | None:
-    """The limit under which the schedule must be so that the plan of its choice keeps `limit`; None if it does.
+    """The limit for the schedule with which the plan of its choice keeps `limit`; None if the plan keeps it already.
 
-    The new limit is lower by the most that a segment needs beyond what the condensed step counts. If less than half of the limit
-    would remain, the limit shrinks by the ratio of the two instead, because shorter segments are counted more exactly.
+    It is lower by the most that a segment needs beyond what the condensed step counts. If less than half of the limit would
+    remain, the limit shrinks by the ratio of the two instead, because shorter segments are counted more exactly.
     """
     plan = predicted_plan(model, choice, measured)
     if plan.peak_bytes <= limit:

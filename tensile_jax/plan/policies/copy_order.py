@@ -1,18 +1,16 @@
 """Computes when each copy to the host ends, if the copies run one after another in the order in which a plan issues them.
 
-The algorithms of papers may place a copy to the host anywhere in the free time of the link between device and host: small tensors
-go into short gaps, and a large one waits for a long gap. A plan is simpler: it issues each copy right after the last access
-before the tensor leaves. The link makes these copies one after another, in the order in which they were issued:
+A paper's algorithm may place a copy to the host anywhere in the free time of the link between device and host. A plan is simpler:
+it issues each copy right after the last access before the tensor leaves, and the link makes the copies in that order:
 
     end(t) = max(end of the copy before, end of the last access to t) + nbytes(t) / rate
 
-So a copy may end later than the algorithm planned. If the tensor's *absence*, the time in which it is not on the device, still
-began at the planned time, a segment (a stretch of operators that is compiled as one executable) would have to wait for the copy.
-So the absence begins when the copy ends. If no time of the absence remains, the absence is left out. The copy to the
-host then belongs to the next absence of the tensor, because a tensor is copied to the host for its first absence only.
+So a copy may end later than the algorithm planned. The tensor's *absence*, the time in which it is not on the device, then begins
+later as well: when the copy ends. Otherwise the computation would wait for the copy. If the absence would end before it begins,
+it is left out. A tensor is copied to the host for its first absence only, so the copy then belongs to the next absence.
 
-A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave
-out recomputation, which makes segments longer. So by the time the plan reaches the place found here, the copy has ended.
+A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave out
+recomputation, which makes the plan slower. So by the time the plan reaches the place found here, the copy has ended.
 """
 
 from bisect import bisect_left

@@ -1,22 +1,21 @@
 """Finds the boundaries at which a policy's copies begin and end, so that no segment waits for a copy that the policy hides.
 
 A *segment* is a stretch of operators that is compiled as one executable, so a copy can be issued, and waited for, only between
-two segments. A policy from a paper *hides* a copy behind some operators: the copy runs while they do. If these operators lie in
-the middle of a segment, a segment waits for the copy after all. So each *absence* of a tensor, from its copy to the host to its
-copy back, asks for boundaries at these places. (A *place* is the position of an operator in the order of execution; boundary b
-lies before the operator at place b.)
+two segments. A policy from a paper *hides* a copy behind some operators: the copy runs while they do. That works only if segments
+begin and end at these operators. So each *absence* of a tensor, from its copy to the host to its copy back, asks for boundaries
+at these places. (A *place* is the position of an operator in the order of execution; boundary b lies before the operator at place
+b.)
 
     issued    after the last operator that needs the tensor before it leaves: the copy to the host is issued here
     back      before the operator during which the copy to the device begins: the copy to the device is issued here
     used      before the next operator that needs the tensor: the copy to the device must have ended here
 
-The end of the copy to the host needs no boundary of its own. The tensor is freed at the first boundary after that end, and no
-segment waits. If the tensor then stays on the device so long that a segment exceeds the memory limit, `segments.py` adds a
-boundary.
+The end of the copy to the host needs no boundary of its own: the tensor is freed at the first boundary after it. If the tensor
+stays so long that a segment exceeds the memory limit, `segments.py` adds a boundary.
 
-Each boundary costs the time of one launch, `launch_us`. To wait that long for a copy is no worse. So a boundary is left out if
+Each boundary costs the time of one launch, `launch_us`. Waiting that long for a copy is no worse. So a boundary is left out if
 another chosen one is near: less than `launch_us` after `issued`, or less than `launch_us` before `back` or `used`. The plan has
-all boundaries that remain, and others only where the limit requires them, or where they save time.
+all boundaries that remain. It has others only if the limit requires them, or if they save time.
 
 Times in microseconds since the step began.
 """
@@ -56,7 +55,9 @@ def event_boundaries(retention: Retention, absences: Absences, costs: StepCosts)
 
 
 def _reached_us(retention: Retention, costs: StepCosts) -> Sequence[float]:
-    """When each boundary is reached at the latest: if every operator computes again what it needs, as if it were a segment."""
+    """The latest time at which each boundary is reached: every operator computes again what it needs, as if it were a segment of
+    its own.
+    """
     taken = np.array(costs.latencies, dtype=float)
     for place, runs in enumerate(retention.reruns):
         taken[list(runs)] += costs.rerun_us[place]

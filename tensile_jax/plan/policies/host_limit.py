@@ -1,9 +1,8 @@
 """Keeps the plan of every policy under the limit of host memory.
 
-A *policy*, a way to plan, first decides without this limit, so that ample host memory changes nothing. If the plan exceeds the
-limit, the policy decides again, this time with the limit. The policy `auto` then considers no plan that exceeds it
-(`search/moves/local_search.py`). The other policies choose tensors to swap as before. The largest of these are swapped, as many
-as the host can hold, and the others are not.
+A *policy* is a way to plan. It first decides without this limit. If the plan exceeds the limit, the policy decides again, this
+time with it. The policy `auto` then considers no plan that exceeds it (`search/moves/local_search.py`). The other policies choose
+tensors to swap as before. The largest of these are swapped, as many as the host can hold, and the others are not.
 
 Before a plan is built, its host memory is only estimated. The estimate can be too low, because it does not count everything that
 needs a swapped tensor (`search/condensed/condensed_step.py`). So the host memory of the built plan is computed as well. If it
@@ -32,8 +31,9 @@ _LOWER = (1.0, 0.9, 0.7)  # of the limit: host limits tried if the built plan ne
 def within_host_limit(
     model: StepModel, limit: float, measured: CompiledSizes, decide: Callable[[StepModel], Choice | None]
 ) -> Choice | None:
-    """What `decide` chooses for the step, or for the same step with another limit of host memory, so that its plan keeps that of
-    the step; None if it chooses nothing.
+    """What `decide` chooses, so that its plan keeps the step's limit of host memory; None if it chooses nothing.
+
+    `decide` is called with the step, or with the same step under another limit of host memory.
 
     Args:
         limit: of device memory; `LEAST` asks for the choice with the least peak.
@@ -60,8 +60,8 @@ def host_peak_of(model: StepModel, choice: Choice) -> int:
 def that_fit(model: StepModel, retention: Retention, absences: Absences) -> Absences:
     """The absences of the tensors whose copies the host can hold together: the largest tensors first, ties by their ids.
 
-    A tensor of the state goes with its update. The host has a copy from the last need before the first absence to the first need
-    after the last one.
+    A tensor of the state goes with its update. The host keeps a copy from the last need before the tensor's first absence to the
+    first need after its last absence.
     """
     if model.host_limit == float("inf"):
         return absences

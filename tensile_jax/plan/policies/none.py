@@ -1,7 +1,7 @@
 """Policy `none`: swaps nothing, and recomputes only the cheap operators that XLA repeats in its fusions anyway.
 
-The TENSILE paper compares with a system without any schedule, and calls it "vanilla". This policy plays that part. The step is
-nevertheless cut into *segments*, stretches of operators that are each compiled as one executable. The peak of this cut is at most
+This policy is the baseline that the TENSILE paper calls "vanilla", a system without any schedule. Still, the step is cut into
+*segments*, stretches of operators that are each compiled as one executable. The peak of this cut is at most
 
     min(limit, max(0.95 * peak of the step as one executable, 1.04 * least peak of any cut))
 

@@ -1,6 +1,6 @@
-"""Lists the policies (ways to plan) by name, and finds what a policy chooses for the least peak.
+"""Lists the policies (ways to plan) by name, and finds the choice of a policy with the least peak.
 
-This is the only list. A new policy is added here, to `PolicyName` and `POLICIES`, and nowhere else.
+A new policy is added here, to `PolicyName` and `POLICIES`, and nowhere else.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Cuts a step into *segments*, stretches of operators that are each compiled as one executable, for the policies from papers.
 
-The policy `auto` searches for its own segments (`search/search.py`). The other policies (ways to plan) come from papers whose
-methods run operators one by one. They decide which tensors to drop (to compute them again later), which to swap, and before or
-after which operator. This module then finds the cheapest boundaries between segments that keep every segment under the limit
+The policy `auto` searches for its own segments (`search/search.py`). The other policies (ways to plan) come from papers that run
+operators one by one. Such a policy decides which tensors are dropped (and computed again later), which are swapped, and at which
+operators. This module then finds the cheapest boundaries that keep every segment under the limit
 (`search/starts/segment_boundaries.py`).
 """
 

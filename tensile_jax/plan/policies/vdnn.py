@@ -1,8 +1,8 @@
 """Policy `vdnn`: copies the input of every convolution to the host, and copies it back one layer before the gradient needs it.
 
 This is vDNN_conv of Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design"
-(MICRO 2016), the first baseline of TENSILE (section V). A *layer* is what convolutions do with one feature map X. The *readers*
-of X are the convolutions that read X:
+(MICRO 2016), the first baseline of TENSILE (section V). A *layer* is one feature map X with the convolutions that read it, its
+*readers*:
 
     X         a tensor that a convolution reads in the forward pass, and that another reads for the gradient of its kernel
     forward   the last reader of X that depends on no other reader of X
@@ -13,18 +13,18 @@ Between `forward` and `backward`, X is away for the longest interval in which no
     swap-out  begins right after the last operator before that interval, and must end by the end of the next layer's convolution
     swap-in   begins when the layer before this one in the backward pass begins, and must end before X is needed
 
-The last layer of the forward pass is the first one of the backward pass. For this layer, the heavy operator after X's last need
-takes the place of the next layer's convolution, and the heavy operator before X's next need takes the place of the layer before.
-The feature maps of all layers are copied to the host, whatever the limit of device memory. The policy leaves some out only if the
-host cannot hold all of them (`host_limit.py`). The plan's segments, stretches of operators that are each compiled as one
-executable, begin and end where these copies are issued and awaited (`event_boundaries.py`). If the whole step fits the limit, it
-runs as one executable. If no feature map can leave, the policy swaps nothing, like the policy `none`.
+The last layer of the forward pass has no next layer, and as the first of the backward pass none before it. There, heavy operators
+stand in: the one after X's last need, and the one before X's next need.
+
+If the whole step fits the limit, it runs as one executable. Otherwise the feature maps of all layers are copied to the host,
+whatever the limit, except those that the host cannot hold (`host_limit.py`). If no feature map can leave, the policy swaps
+nothing, like the policy `none`. The plan's segments, stretches of operators that are each compiled as one executable, begin and
+end where these copies are issued and awaited (`event_boundaries.py`).
 
 Differences from the paper:
 
-    - vDNN copies X out while the layer that reads X runs, and waits when that layer is over. Here a copy begins after the segment
-      that needs X last. So the next layer hides the copy, and X stays on the device for that much longer. The first segment that
-      begins after the next layer's convolution waits for the copy.
+    - vDNN copies X out while the layer that reads X runs, and waits at the end of that layer. Here a copy begins only after the
+      segment that needs X last, and runs beside the next layer. So X stays on the device for that much longer.
     - XLA chooses the algorithms of convolutions.
     - Tensors that are not stored, because XLA fuses them into their readers, cannot be copied to the host. Inputs that belong to
       the caller stay on the device as well.

@@ -1,24 +1,25 @@
 """Replays the instructions of a plan on a model of the device's allocator (`best_fit_allocator.py`), and counts what is in use.
 
-The allocator rounds sizes and hands out some free chunks whole, so it has more in use than a plan asks for. How much more depends
-on the order of all allocations and on what earlier iterations have left where. So a plan is replayed for three iterations:
+The allocator rounds sizes up and hands out some free chunks whole, so it has more in use than a plan asks for. How much more
+depends on the order of all allocations, and on where earlier iterations have left free memory. So a plan is replayed for three
+iterations:
 
-    arguments     are allocated before the first iteration: the batch, then state, the largest first, as one executable makes it.
-                  State that the plan has on the host between two iterations is on the device, too, at first, and leaves. The
-                  arrays that the step captures follow.
-    launch        allocates the results of the segment, the largest first, then all its temporaries as one. Results that take
-                  over donated inputs take over their chunks. The temporaries are freed at once, then what the segment drops.
-    copy          A tensor that comes in gets a chunk when its copy starts. The chunk of one that goes out is freed when the
+    arguments     are allocated before the first iteration: the batch, then the state, the largest tensor first. The arrays that
+                  the step captures follow. State that the plan keeps on the host between iterations is also on the device at
+                  first, and then leaves.
+    launch        allocates the results of the segment, the largest first, then all its temporaries as one. Results that take over
+                  donated inputs take over their chunks. The temporaries are freed at once, then what the segment drops.
+    copy          A tensor that comes in gets a chunk when its copy starts. The chunk of a tensor that goes out is freed when its
                   copy has ended.
-    next begin    Results become arguments, with their chunks. Other results are freed, since the caller has read them. Other
-                  arguments stay, and those that were donated are allocated again.
+    next begin    Results that become arguments keep their chunks. All other results are freed, since the caller has read them. Of
+                  the other arguments, the donated ones are allocated again, and the rest stay.
 
 XLA sorts the buffers of an executable by size and puts all temporaries in one, the last (`BufferAssigner` and
-`CombineTempAllocations` in `xla/service/buffer_assignment.cc` of https://github.com/openxla/xla). A GPU's allocator is called in
-the order of launches, whenever the device gets there, so a replay in that order is exact.
+`CombineTempAllocations` in `xla/service/buffer_assignment.cc` of https://github.com/openxla/xla). On a GPU, memory is allocated
+in the order of launches, however late the device runs them, so a replay in that order is exact.
 
 A replay does not count what no plan knows: arrays of the caller that are not arguments, what XLA allocates while it compiles, and
-the table of addresses that an executable makes of its results, 8 bytes for each. It has no limit of memory.
+8 bytes for each result of an executable (a table of addresses). It has no limit of memory.
 
 Sizes in bytes.
 """

@@ -4,17 +4,16 @@ A *chunk* is a stretch of device memory that is either handed out or free. The c
 
     rounded  = nbytes, rounded up to 256 bytes
     chosen   = the smallest free chunk of at least `rounded` bytes, at the lowest address; if there is none, a new region
-    handed   = the whole chosen chunk      if size < 2 * rounded and size - rounded < 128 MiB
-             = its first `rounded` bytes   otherwise; the rest stays free
+    handed   = the whole chosen chunk      if its size < 2 * rounded and its size - rounded < 128 MiB = its first `rounded` bytes
+             otherwise; the rest stays free
     in use   = sum of the sizes of the chunks that are handed out
 
 So a caller may get nearly twice what it asked for, or nearly 128 MiB more, and all of it counts as in use. A chunk that is freed
 merges with its free neighbours in the same region.
 
-Memory comes in regions. By default, JAX reserves one region when it starts. If it is told not to, the allocator takes regions as
-it needs them: the first of 2 MiB, each further one twice as large, and doubled until the request fits. Regions never merge.
-XLA keeps free chunks in bins by their sizes, which makes the search faster and does not change its result: bins are searched from
-small to large, and each is sorted by size and address.
+Memory comes in regions, which never merge. By default, JAX reserves one region when it starts. Without that reservation, the
+allocator takes a new region when it needs one: the first has 2 MiB, and each further one is twice as large, or more if the
+request needs more. (XLA also sorts free chunks into bins by size. That makes the search faster, and does not change its result.)
 
 The rules are those of `BFCAllocator` in `xla/tsl/framework/bfc_allocator.cc` of https://github.com/openxla/xla (`Extend`,
 `AllocateRawInternal`, `FindTaggedChunkPtr`, `ShouldSplitChunk`, `TryToCoalesce`), with the options that `CreateBFCAllocator` in

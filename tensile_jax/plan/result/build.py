@@ -4,17 +4,16 @@ A *segment* is a stretch of operators that is compiled as one executable. A *lay
 gives each tensor its *residencies*, the intervals in which it is on the device (`layout.py`). A plan goes through the segments of
 an iteration in order:
 
-    boundary    A swap-out is issued at the first boundary after the last segment that needs the tensor before it leaves. A
-                swap-in is issued at the boundary where the tensor's next residency begins. The plan waits for copies that must
-                have ended before the next segment.
+    boundary    A swap-out is issued right after the last segment that needs the tensor before it leaves. A swap-in is issued
+                where the tensor's next residency begins. The plan waits for the copies that the next segment needs.
     segment     The segment runs for the latency of its operators and of what it computes again.
     afterwards  Tensors that nothing needs any more are released.
 
 The *workspace* of a segment is the memory that the segment needs beside its inputs and results. `segment_sizes.py` computes the
 memory in use while each segment runs, and `simulate.py` when segments and events happen.
 
-If the caller has donated a state tensor, the plan donates the old value to the segment that makes the new one, unless a later
-segment needs the old value. The new value then takes over the memory of the old one.
+If the caller has donated a state tensor, the new value takes over the memory of the old one: the segment that makes the new value
+gets the old one donated. This is not possible if a later segment needs the old value.
 
 Sizes in bytes, times in microseconds.
 """
@@ -122,10 +121,11 @@ _Copies = dict[int, list[tuple[TensorId, int]]]
 
 
 def _copies(layout: Layout, all_contents: Sequence[Contents]) -> tuple[_Copies, _Copies, dict[int, set[TensorId]]]:
-    """Copies out, copies in, and tensors that leave without a copy.
+    """Copies to the host, copies to the device, and tensors that leave without a copy.
 
-    The copies are by the segment right before whose launch they are issued; a copy is a pair of the tensor and the segment before
-    whose launch it must have ended. The tensors without a copy are by the segment after which they are released.
+    Both kinds of copies are listed by the segment before whose launch they are issued; a copy is a pair of the tensor and the
+    segment before whose launch it must have ended. The tensors without a copy are listed by the segment after which they are
+    released.
     """
     count = len(all_contents)
     used = [set(contents.inputs) for contents in all_contents]

@@ -8,10 +8,10 @@ The replay knows only the graph and the plan. It checks that
     - every operator of the step runs, and what runs twice is listed as recomputed
     - no tensor that belongs to the caller is freed
     - operators with effects run once, in the order in which the step has them
-    - a tensor that is swapped in is on the host: it was swapped out before and not freed for good since, or it is state that the
-      last iteration left there
-    - a copy starts from where the tensor is and not before it is triggered, no two copies of one direction overlap, and none ends
-      after it is needed
+    - a tensor that is swapped in is on the host, from an earlier swap-out or from the last iteration, and was not freed there
+      since
+    - each copy starts from the memory that holds the tensor, starts after its trigger, and ends before it is needed; no two
+      copies in one direction overlap
     - no tensor is copied that the step itself keeps in host memory
     - a tensor that is donated to a segment is an input of the segment, and an output of the segment takes over its memory
     - for each segment, the bytes of the tensors on the device and of the workspace (the memory that the segment needs beside

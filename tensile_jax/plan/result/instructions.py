@@ -9,9 +9,8 @@
 
 A *segment* is a stretch of operators that is compiled as one executable. Boundary j lies before segment j. Boundary k comes after
 all k segments, at the end of the iteration. At each boundary, the instructions come in the order of this table. A copy that the
-plan triggers after segment i starts at boundary i + 1. It finishes at the boundary that its event in the plan names as `until`.
-If no segment of the iteration reads a tensor that is copied to the device, the iteration does not wait for the copy, so the copy
-has no FinishSwapIn.
+plan triggers after segment i starts at boundary i + 1. The `until` of its event is the boundary at which the plan waits for it.
+If no segment reads a tensor that was copied to the device, nothing waits for the copy, and it has no FinishSwapIn.
 
 Other modules compute from these instructions what a plan does: bytes on the device and on the host (`memory_curve.py`), times
 (`simulate.py`), segments that are joined into larger executables (`joined.py`), the executor's instructions

@@ -1,23 +1,24 @@
 """Joins the segments of a plan into as few executables as its copies allow: what `launch="program"` launches.
 
 A *segment* is a stretch of operators that would otherwise be one executable. The host can begin copies and wait for them only
-between two launches. So if a copy begins or is waited for at a boundary, the boundary must lie between two launches. All segments
+between two launches. So a boundary at which a copy begins or is waited for stays a boundary between launches. All segments
 between two such boundaries become one *program* (`exec/compiling/program_code.py`). A plan that copies nothing is one program.
 
-With barriers of the form `chain`, the copies are part of the program (`launch="one_program"`), and each plan is one program.
-State that rests in host memory between two iterations is then an argument and a result of the program that are in host memory.
-Two facts follow from XLA's rules for the arguments and results of an executable:
+With `launch="one_program"` (barriers of the form `chain`), the copies are part of the program, so each plan is one program. State
+that stays in host memory between two iterations is then an argument and a result of the program in host memory. XLA's rules for
+arguments and results have two consequences:
 
-    - A program holds its arguments in device memory from its beginning to its end, and so the results that take over their
-      memory. Copies of such state within an iteration free nothing, so a program does not make them.
-    - A copy to the host that the last segment triggers ends within the program, so the next iteration does not run beside it.
+    - A program holds its arguments in device memory to its end, or until results take over their memory. So it would free nothing
+      to copy an argument that is on the device at the beginning, or a result that is there at the end. The program leaves out
+      such copies.
+    - A copy to the host that the last segment triggers ends within the program, so the next iteration cannot run beside it.
 
 The joined plan has one segment for each program, and the copies between programs. The executor carries it out, and the peak and
 the time of the step are those of the joined plan. The memory of a program is what XLA reports for its executable.
 
-A program takes over the memory of all donated state whose update it makes, also where the segment that makes the update is not
-the last one that reads the old state. XLA orders the operators of a program, and copies the old state where it must. State that
-a program does not take over would be in memory twice for the whole step.
+A program takes over the memory of donated state whenever it makes the state's update, even if a later operator reads the old
+state: XLA orders the operators, and copies the old state if it must. Otherwise that state would be in memory twice for the whole
+step.
 """
 
 from collections.abc import Sequence
@@ -84,7 +85,9 @@ def programs_of(plan: Plan, graph: Graph) -> tuple[JoinedProgram, ...]:
 
 
 class _Copy(NamedTuple):
-    """The copy of event `event`. It starts at boundary `start`, and boundary `finish` waits for it; if none does, the last."""
+    """The copy of event `event`. It starts at boundary `start`, and boundary `finish` waits for it: the last boundary if nothing
+    else waits.
+    """
 
     event: int
     start: int
@@ -167,7 +170,9 @@ def _without_idle_copies(plan: Plan, graph: Graph, profile: DeviceProfile) -> Pl
 
 
 def _on_host_at_ends(plan: Plan, graph: Graph) -> tuple[frozenset[TensorId], frozenset[TensorId]]:
-    """The arguments that are in host memory when an iteration begins, and the results that are only there when it ends."""
+    """The arguments that are in host memory when an iteration begins, and the results that are in host memory only when
+    it ends.
+    """
     code = decode(plan, graph)
     arriving, there = on_host_between_iterations(code)
     *_, on_device = _contents(code, graph)[1]

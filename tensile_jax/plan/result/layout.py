@@ -8,17 +8,16 @@ boundaries `first` to `last`. Its `arrival` says how the tensor came there:
     MADE      the tensor is a result of segment first - 1, which makes it or computes it again
     COPIED    the tensor is copied from the host; the copy is issued before segment `first`
 
-If the residency has `leaves` set, the tensor leaves for the host: the host has a copy of it when the residency ends, and segment
-last + 1 waits for that copy. Such a residency may have no boundary at all (`last` is `first - 1`) if the tensor leaves as soon as
-it is made.
+If `leaves` is set, the tensor goes to the host when the residency ends, and segment last + 1 waits for that copy. If the tensor
+leaves as soon as it is made, the residency has no boundary at all (`last` is `first - 1`).
 
-A segment that needs a tensor between two residencies of the tensor computes it again for itself, from tensors that are on the
-device when the segment begins. So there are four ways to treat a tensor: it is kept; or swapped; or computed again in each
-segment that needs it; or computed again once and kept for several segments. An iteration may treat the same tensor in several of
-these ways, one after another. But a tensor that is swapped is made once only.
+A segment that needs a tensor between two of its residencies computes it again for itself, from tensors that are on the device
+when the segment begins. So a tensor can be kept, swapped, computed again in each segment that needs it, or computed again once
+and kept for several segments. An iteration may treat a tensor in several of these ways, one after another. But a tensor that is
+swapped is made only once.
 
-A copy to the host is issued as soon as the last segment of the residency that needs the tensor has ended. A copy to the device is
-awaited by the first segment that needs the tensor. The host's copy stays valid, so a tensor is copied to the host once only.
+A copy to the host is issued right after the last segment of the residency that needs the tensor. The first segment that needs the
+tensor waits for its copy to the device. The host's copy stays valid, so a tensor is copied to the host only once.
 """
 
 from bisect import bisect_right
@@ -89,7 +88,7 @@ class Contents:
 
 
 def contents_of(liveness: Liveness, begin: int, end: int, there: Collection[TensorId], wanted: Sequence[TensorId]) -> Contents:
-    """The contents of a segment that begins with the tensors `there` and must leave those in `wanted` behind in addition.
+    """The contents of a segment that begins with the tensors `there`, and must leave the tensors `wanted` on the device as well.
 
     Raises:
         KeyError: it needs an input of the step that is not there.

@@ -1,10 +1,10 @@
 """Counts the bytes of tensors on the device during each segment of a plan, and those in host memory at each boundary.
 
 A plan states these bytes as `resident_bytes` and `host_peak_bytes`. A *segment* is a stretch of operators that is compiled as one
-executable. The module counts the bytes from the plan's instructions (`instructions.py`), so the count does not depend on what the
-*policy*, the way of planning that made the plan, expected. When an iteration begins, the device holds
+executable. The module counts them from the plan's instructions (`instructions.py`), whatever the planner expected. When an
+iteration begins, the device holds
 
-    held = inputs and constants of the step, except those that are in host memory then (their first copy is a swap-in)
+    held = inputs and constants of the step, except those that are in host memory at that time
 
 Each instruction adds the tensors that it brings to the device, and removes those that it frees (`change_of`). While segment i
 runs, the device holds

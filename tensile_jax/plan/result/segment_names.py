@@ -4,15 +4,14 @@ A *segment* is a stretch of operators that is compiled as one executable. An ope
 step:
 
     backward    differentiation added it: its name begins with `backward`, which `trace/graph.py` writes
-    optimizer   differentiation has not added it, and it follows from a gradient, or serves nothing but the new parameters and the
-                new optimizer state
+    optimizer   differentiation has not added it, and it depends on a gradient, or only the new parameters and the new optimizer
+                state depend on it
     forward     all others
 
-A segment is named after each part that makes up a tenth of the segment or more, measured in floating-point operations and bytes.
-If the segment contains less than nine tenths of a part, the name of the part is followed by the scopes in which the segment's
-operators of this part lie. Scopes are given down to one level below the network: `ResNet/Block_3`, not `ResNet/Block_3/Conv_0`.
-Ranges of numbered scopes are written `Block_12..15`. A name that is too long leaves out some of its scopes. Segments that would
-share a name are numbered: `optimizer`, `optimizer (2)`.
+The name lists each part that makes up at least a tenth of the segment, measured in floating-point operations and bytes. If the
+segment has less than nine tenths of a part, the scopes of its operators follow, down to one level below the network:
+`ResNet/Block_3`, not `ResNet/Block_3/Conv_0`. Ranges of numbered scopes are written `Block_12..15`. If a name is too long, some
+of its scopes are left out. Segments that would share a name are numbered: `optimizer`, `optimizer (2)`.
 """
 
 import re
@@ -184,7 +183,7 @@ def _ranges(scopes: Sequence[str]) -> str:
 
 
 def _numbered(name: str, taken: set[str]) -> str:
-    """The name, or the first of `name (2)`, `name (3)`, ... that is not taken."""
+    """The name if it is not taken yet; otherwise the first of `name (2)`, `name (3)`, ... that is not."""
     count, free = 1, name
     while free in taken:
         count += 1

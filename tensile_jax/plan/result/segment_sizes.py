@@ -1,15 +1,17 @@
 """Computes the sizes that a plan states, from its instructions and the workspaces of its segments.
 
-    device_bytes(segment) = resident bytes (`memory_curve.py`) + workspace + allocator
-    allocator_bytes       = what the device's allocator has in use while the segment runs, beyond these resident bytes and the
-                            workspace (`allocator_replay.py`); zero where the allocator hands out what it is asked for
+The *workspace* of a segment is the memory that it needs beside its inputs and results. For each segment,
 
-The `device_bytes` of the first segment are at least what is in use when the iteration begins, because state may leave between
-that time and the segment. The `device_bytes` of the last segment are at least what is in use when the iteration ends, because
-copies may have brought results back.
+    device_bytes    = resident bytes (`memory_curve.py`) + workspace + allocator_bytes
+    allocator_bytes = what the device's allocator has in use beyond the other two (`allocator_replay.py`); zero if the allocator
+    hands out exactly what it is asked for
 
-    peak_bytes            = max of device_bytes
-    allocator_bytes       = peak_bytes - max of (device_bytes - allocator_bytes), of the plan
+The `device_bytes` of the first segment are at least what is in use when the iteration begins, because state may leave before the
+segment runs. Those of the last segment are at least what is in use when the iteration ends, because copies may have brought
+results back. For the plan,
+
+    peak_bytes      = max of device_bytes
+    allocator_bytes = peak_bytes - max of (device_bytes - allocator_bytes)
 
 Sizes in bytes.
 """

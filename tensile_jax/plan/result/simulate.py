@@ -54,7 +54,7 @@ class Simulation:
 
 
 def simulate(plan: Plan, code: Sequence[Instruction], profile: DeviceProfile) -> Simulation:
-    """The simulation of one iteration of `plan`, of which `code` are the instructions."""
+    """Simulates one iteration of `plan`; `code` are the plan's instructions."""
     size = {t.id: t.nbytes for t in plan.tensors}
     segments: list[Span] = []
     copies: dict[int, Span] = {}

@@ -1,10 +1,10 @@
 """Plans all iterations of an opened loop alike, so that they share their executables.
 
 A loop is *opened* if the step contains the operators of every iteration, one iteration after another (`trace/reading/scans.py`).
-A *segment* is a stretch of operators that is compiled as one executable. If a plan cuts every iteration at the same places, and
-keeps the same tensors in each, then the segments of all iterations are equal. Each is compiled once, however many layers a
-network has. The search (`search.py`), in contrast, decides for each tensor by itself. Its plans are faster under tight limits,
-but almost all of their segments differ.
+A *segment* is a stretch of operators that is compiled as one executable. If a plan cuts every iteration at the same places and
+keeps the same tensors in each, the segments of all iterations are equal. Each distinct segment is compiled once, however many
+layers a network has. The plans of the search (`search.py`) are faster under tight limits, but almost all of their segments
+differ.
 
 Two choices determine such a schedule: which tensors are *dropped* (not kept, but computed again where they are needed), and the
 cuts into segments:
@@ -16,9 +16,9 @@ cuts into segments:
               of loops. In each loop, it takes the cuts of one iteration, the one with the most cuts among those between the first
               and the last, and cuts every iteration at these places.
 
-Two prices may be combined. Iterations with an index below k use the lower price, at which more is dropped; the others use the
-higher price. k is the smallest number found with which the plan stays under the limit. In nested loops, only the index of the
-innermost loop is compared with k.
+Two prices may be combined: the first k iterations use the lower price, at which more is dropped, and the others the higher one. k
+is the smallest number found with which the plan stays under the limit. In nested loops, k counts iterations of the innermost
+loop.
 """
 
 from collections import defaultdict
@@ -83,7 +83,9 @@ class Iterations:
         return found
 
     def _until(self, dropped: TensorId, found: Mapping[TensorId, int]):  # noqa: ANN202
-        """A function that says up to which place another iteration's tensor is kept, if it is dropped as this one is."""
+        """Returns a function that gives the place up to which another iteration's tensor is kept, if it is dropped as this one
+        is.
+        """
         operators, made_at = self._step.graph.operators, self._step.liveness.begin
         last, made = operators[found[dropped]], operators[made_at[dropped]]
         same_iteration = last.iterations == made.iterations
@@ -167,7 +169,7 @@ def _mixed(
     lower: Mapping[TensorId, int],
     higher: Mapping[TensorId, int],
 ) -> Schedule | None:
-    """The schedule that drops `lower` in the first iterations and `higher` in as many others as the limit allows for."""
+    """The schedule that drops `lower` in the first iterations, and `higher` in as many of the last ones as the limit allows."""
     best: Schedule | None = None
     fits, exceeds = iterations.most, 0
     while fits - exceeds > 1:

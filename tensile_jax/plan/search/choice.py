@@ -176,9 +176,8 @@ def whole_peak(model: StepModel, measured: CompiledSizes) -> int:
 
 
 def whole_needs(model: StepModel, measured: CompiledSizes) -> int:
-    """What XLA says that the step needs as one executable, in bytes.
-
-    If it is not measured, it is what the account says of the step as one segment.
+    """What the step needs as one executable, in bytes: XLA's figure if the step was compiled so, otherwise the account of the
+    step as one segment.
     """
     if measured.whole is not None:
         return measured.whole
@@ -210,7 +209,9 @@ def predicted_plan(model: StepModel, choice: Choice, measured: CompiledSizes) ->
 
 
 def peak_of(model: StepModel, choice: Choice, measured: CompiledSizes) -> int:
-    """The peak of a choice, in bytes, from compiled sizes and, for the other segments, estimates."""
+    """The peak of a choice, in bytes: from compiled sizes for the segments that were compiled, and from estimates for the
+    others.
+    """
     return whole_peak(model, measured) if choice.layout is None else predicted_plan(model, choice, measured).peak_bytes
 
 

@@ -11,9 +11,8 @@ ends after the last segment that needs the tensor, or later, when the tensor's c
 the tensor outside its residencies computes it again, for itself alone (`cost/segment_account.py`).
 
 A change has two steps. `set_residencies` replaces the residencies of one tensor, and returns the segments that this affects.
-`settle` evaluates the time and memory of these segments again. If a segment now reads fewer tensors than before, `settle` also
-ends the residencies of these tensors earlier where nothing needs them any longer. This affects further segments, so `settle`
-repeats both until nothing changes.
+`settle` computes the time and memory of these segments again, and ends residencies earlier if the segments no longer need their
+tensors. Since that affects further segments, `settle` repeats both until nothing changes.
 
 The time of the step, with its copies, is simulated when it is first asked for (`cost/timing.py`).
 
@@ -156,8 +155,8 @@ class Schedule:
     def excess(self, limit: float) -> float:
         """The bytes by which segments exceed the limit, each weighted with the square root of the segment's number of nodes.
 
-        Without weights, a long segment far above the limit would seem better than its two halves, which exceed the limit by less
-        each.
+        Without weights, a long segment far above the limit could seem better than its two halves, each of which exceeds the limit
+        by less.
         """
         cuts, bounds = self.cuts, self.evaluator.condensed.boundaries
         return sum((p - limit) * sqrt(bounds[cuts[j + 1]] - bounds[cuts[j]]) for j, p in enumerate(self.peaks) if p > limit)

@@ -7,8 +7,8 @@ tensor is on the device (`schedule.py`). The fastest schedule is found in five s
               of memory traffic (`analysis/minimum_cut.py`). Dynamic programming then cuts the step into segments
               (`starts/segment_boundaries.py`).
     repair    Moves lower the peak of each schedule until it is under the limit (`moves/local_search.py`).
-    descend   If no repair succeeds, or if the result is slow, a schedule under a higher limit is repaired under lower and lower
-              limits.
+    descend   If no repair succeeds, or the result is slow, the search begins under a higher limit, and repairs that schedule
+              under lower and lower limits.
     improve   Local search makes the fastest schedules faster.
     perturb   The fastest schedule is repaired under a lower limit and improved again, as long as that makes it faster (iterated
               local search: Lourenço, Martin and Stützle, 2003).
@@ -113,7 +113,7 @@ def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float =
 
 
 def _either(model: StepModel, evaluator: Evaluator, limit: float) -> Schedule | None:
-    """The faster one of a schedule that keeps state on the device between iterations and one that need not.
+    """The faster of two schedules: one keeps state on the device between iterations, and the other need not.
 
     The first one is sought again, without an upper limit on its time, only if both are slow.
     """
@@ -282,7 +282,9 @@ def _starts(
 
 
 def _around(most: float, keeps_more: Callable[[Start, float], bool]) -> tuple[float, float]:
-    """A price at which more than `most` bytes are kept, and one just below it at which fewer are (or `_LOWEST_PRICE`)."""
+    """Two prices close together: at the higher one, more than `most` bytes are kept, and at the lower one fewer (or it is
+    `_LOWEST_PRICE`).
+    """
     more, less = _STARTS[0].price, _LOWEST_PRICE
     while more > _APART * less and not keeps_more(Start(less), most):
         between = sqrt(more * less)
@@ -297,7 +299,7 @@ def starting(model: StepModel, evaluator: Evaluator, begun: Start, limit: float)
 
 
 def _kept(model: StepModel, evaluator: Evaluator, begun: Start) -> tuple[list[int], list[int]]:
-    """By tensor, the last node before which it is held, and by possible boundary, the set of tensors held."""
+    """By tensor, the last node before which it is held; and by possible boundary, the set of tensors held there."""
     if begun.higher is not None:
         low, high = (_kept(model, evaluator, Start(price))[0] for price in (begun.price, begun.higher))
         mixed = [low[t] if made < begun.since else high[t] for t, made in enumerate(evaluator.condensed.made)]
@@ -343,7 +345,7 @@ def _sought_least(model: StepModel, evaluator: Evaluator) -> Schedule:
 
 
 def _descended(schedule: Schedule) -> Schedule:
-    """The schedule, repaired under lower and lower limits, as long as that takes no more than `_DESCENT`."""
+    """The schedule after repairs under lower and lower limits, until `_DESCENT` segments have been evaluated."""
     evaluator, end = schedule.evaluator, schedule.evaluator.evaluated + _DESCENT
 
     def repaired(schedule: Schedule, limit: float) -> Schedule | None:
@@ -434,7 +436,9 @@ def _staying(several: Several, count: int) -> Several:
 
 
 def _all_absent(evaluator: Evaluator) -> Schedule:
-    """Every possible boundary is one, and what may be swapped is on the host whenever no segment needs it."""
+    """The schedule that is cut at every possible boundary, and in which everything that may be swapped is on the host whenever no
+    segment needs it.
+    """
     condensed = evaluator.condensed
     k = len(evaluator.places) - 1
     segment = np.searchsorted(np.array(condensed.boundaries), np.arange(len(condensed.reads) + 1), side="right") - 1

@@ -1,9 +1,8 @@
 """Changes a finished plan so that some state stays on the host from its last use to its first use in the next iteration.
 
-The old value of such a state tensor is copied to the device as late as possible, but early enough to be there before the first
-segment (executable) that needs it. The updated value is copied to the host right after its last use, and its device memory is
-freed when that copy has ended. The copies in one direction run one after another. All times follow from the latencies of the
-plan's segments.
+The old value is copied to the device as late as possible, but before the first segment (executable) that needs it. The updated
+value is copied to the host right after its last use, and its device memory is freed when that copy has ended. The copies in one
+direction run one after another. All times follow from the latencies of the plan's segments.
 """
 
 from collections.abc import Collection

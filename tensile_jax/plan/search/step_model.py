@@ -188,8 +188,11 @@ class StepModel:
 
     @cached_property
     def unpredicted(self) -> tuple[int, int]:
-        """Of how many heavy operators the latency is a roofline's, since the device's latency model does not know such
-        operators; and how many heavy operators there are. Nothing is said of a device without such a model."""
+        """How many heavy operators the device's latency model does not know, so that their latency is a roofline's; and how many
+        heavy operators there are.
+
+        The first number is 0 for a device without such a model.
+        """
         networks = self.profile.latency_model
         heavy = [op for op in self.graph.operators if op.kind == "heavy" and not op.alone]
         return (0, len(heavy)) if networks is None else (int(np.isnan(networks.predict(heavy)).sum()), len(heavy))
@@ -276,7 +279,7 @@ class StepModel:
 
     @cached_property
     def plain_evaluator(self) -> Evaluator:
-        """The same for plain `jax.jit`, in which every update ends in the memory of the donated state, if need be by a copy."""
+        """The evaluator for plain `jax.jit`: every update ends in the memory of the donated state, if necessary by a copy."""
         step, bit = self.evaluator.condensed, self.evaluator.bit
         aliases = {bit[t]: bit[h] for t, h in self.liveness.possible_aliases if t in bit and h in bit}
         return (
@@ -293,7 +296,9 @@ class StepModel:
 
     @cached_property
     def search_evaluator(self) -> Evaluator:
-        """The same, as the search sees it: bundled, if it has many significant tensors (`condensed/bundles.py`)."""
+        """The evaluator that the search uses. Its step has bundles if there are many significant tensors
+        (`condensed/bundles.py`).
+        """
         step = self.evaluator.condensed
         if len(step.tensors) <= MOST_TENSORS:
             return self.evaluator
@@ -302,7 +307,7 @@ class StepModel:
         return Evaluator(bundled(step, dropped_by), self.profile, self.host_limit)
 
     def evaluator_for(self, boundaries: tuple[int, ...]) -> Evaluator:
-        """The condensed step with these possible boundaries (places) beside those of the search."""
+        """The evaluator of the condensed step in which segments may also begin at these places."""
         if boundaries not in self._evaluators:
             self._evaluators[boundaries] = Evaluator(self._condense(boundaries), self.profile, self.host_limit)
         return self._evaluators[boundaries]

@@ -3,18 +3,19 @@
 XLA compiles a body as it compiles a step. *Heavy* operators run as kernels of their own, and *light* ones are fused into their
 neighbours (`fusion_kinds.py`). XLA writes to memory what heavy operators and reductions make, what heavy operators read, and the
 results of expensive light operators that several kernels read. Every other value is computed where it is used, so its operands
-are held until then. A body differs from a step in its inputs and outputs:
+are held until then. The inputs and outputs of a body differ from those of a step:
 
-    carried value   comes in a buffer, and its next value goes to the same buffer. XLA updates this buffer at the end of the
-                    body. If light operators compute the next value, their operands are held until then. Examples are the
-                    gradients in a training loop, and the parts of a gradient in a recurrent network's backward pass.
-    element         of a stacked array: in memory from its first use to its last one, if a heavy operator reads the element.
-    update          of a part of an array (`dynamic_update_slice`, a scatter): in place, if nothing needs the array afterwards.
-    branch          the results of a branch are in the memory of the conditional's results.
+    carried value   The next value goes to the buffer in which the value came. XLA updates this buffer at the end of the body. If
+                    light operators compute the next value, their operands are held until then, for example the gradients in a
+                    training loop.
+    element         An element of a stacked array is in memory from its first use to its last one, if a heavy operator reads it.
+    update          An update of a part of an array (`dynamic_update_slice`, a scatter) is in place if nothing needs the old array
+                    afterwards.
+    branch          The results of a branch are in the memory of the conditional's results.
 
 The estimate was compared with XLA for recurrent networks, training loops, sampling and L-BFGS. It is 0.8 to 1.1 times what
-XLA:CPU needs, and 0.7 to 1.3 times what XLA for an H200 needs. Exceptions are bodies whose memory on the H200 is mostly the 4 MB
-that XLA may use there for products.
+XLA:CPU needs, and 0.7 to 1.3 times what XLA for an H200 needs, except for small bodies on the H200, whose memory is mostly the 4
+MB that XLA may use for products.
 """
 
 from collections.abc import Collection

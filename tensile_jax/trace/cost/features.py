@@ -1,10 +1,9 @@
 """Describes a heavy equation by numbers, from which its latency is predicted (TENSILE section IV-A: "input information").
 
-Heavy equations are matrix products, convolutions and others that XLA does not fuse into their neighbours. Most numbers are
-logarithms: of the operations and bytes, of the bytes of the results, and of what describes a product (batch, rows, columns, inner
-size), a convolution (its window and channels), or the shapes of any other equation. The others are the size of a number in bytes,
-and the layout of the operands. The order of the numbers does not depend on this layout. All equations of one primitive have
-equally many numbers.
+Heavy equations are matrix products, convolutions and others that XLA does not fuse into their neighbours. The numbers describe
+the work (operations, bytes, bytes of the results), the shapes (of a product its batch, rows, columns and inner size; of a
+convolution its window and channels), the size of a number in bytes, and the layout of the operands. Sizes are given as
+logarithms. All equations of one primitive have equally many numbers, in the same order whatever their layout.
 """
 
 import math
@@ -45,7 +44,9 @@ def features_of(program: Program, equation: Equation) -> tuple[float, ...]:
 
 
 def _product(equation: Equation, avals: Sequence[Any]) -> list[float]:
-    """Batch, rows, columns, inner size; and for each operand whether its inner axes are its last ones."""
+    """The numbers that describe a product: batch, rows, columns, inner size, and for each operand whether its inner axes are its
+    last ones.
+    """
     (left_inner, right_inner), (left_batch, right_batch) = equation.params["dimension_numbers"]
     left, right = shape_of(avals[0]), shape_of(avals[1])
     batch, inner = _size(left, left_batch), _size(left, left_inner)
@@ -56,7 +57,9 @@ def _product(equation: Equation, avals: Sequence[Any]) -> list[float]:
 
 
 def _convolution(equation: Equation, avals: Sequence[Any], result: Any) -> list[float]:
-    """Images, channels in and out, the sides of image, window and result, strides, dilations, groups; and each layout."""
+    """The numbers that describe a convolution: images, channels in and out, sides of image, window and result, strides,
+    dilations, groups, and layouts.
+    """
     params = equation.params
     numbers = params["dimension_numbers"]
     image, kernel, out = shape_of(avals[0]), shape_of(avals[1]), shape_of(result)

@@ -1,9 +1,9 @@
 """Estimates the bytes that an equation reads, writes and copies.
 
-bytes_touched    bytes of inputs and outputs, each tensor once, and twice the bytes of the copies around a `ragged_dot`
-copied_bytes     bytes that the equation copies between device memory and host memory
-relaid_operands  operands of a `dot_general` that XLA copies, on any device, since their dimensions must be in another order
-relayout_bytes   bytes that only XLA:CPU copies around the equation, to give operands and results another layout or dtype
+bytes_touched bytes of inputs and outputs, each tensor once, and twice the bytes of the copies around a `ragged_dot` copied_bytes
+bytes that the equation copies between device memory and host memory relaid_operands operands of a `dot_general` that XLA copies
+on every device, because it needs their dimensions in another order relayout_bytes bytes that only XLA:CPU copies around the
+equation, to give operands and results another layout or dtype
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,10 +56,11 @@ def _copied(before: Sequence[Any], after: Sequence[Any]) -> CopiedBytes:
 
 
 def relaid_operands(program: Program, equation: Equation) -> list[int]:
-    """The operands of a product whose dimensions do not lie as those of matrices do.
+    """The operands of a product that XLA copies because their dimensions are not in the order of a matrix.
 
-    XLA computes products of matrices: batch dimensions come first, then free and contracted ones, either of the two first. It
-    copies an operand whose dimensions lie otherwise; light operators that make the operand are fused into this copy.
+    XLA multiplies matrices: batch dimensions come first, then all free dimensions and all contracted ones, or the other way
+    round. It copies an operand whose dimensions are in another order. Light operators that make the operand are fused into this
+    copy.
     """
     if equation.primitive.name != "dot_general":
         return []

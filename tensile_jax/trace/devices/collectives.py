@@ -3,8 +3,8 @@
 A sharding divides dimensions of an array among the devices along the axes of a mesh. Here each mesh axis is considered alone. A
 product needs an exchange in three cases:
 
-    - The axis divides a dimension that both operands have and the result does not. Then every device computes a part of the sum,
-      and all parts are added (all-reduce).
+    - The axis divides a dimension that both operands have and the result does not (the one that is summed over). Then every
+      device computes a part of the sum, and all parts are added (all-reduce).
     - The same holds, and the axis also divides a dimension of the result, as in the gradient of a weight under FSDP. Then each
       device adds only the parts of its own shard (reduce-scatter).
     - The axis divides a dimension of one operand, but not that dimension of the result. Then the operand is collected first
@@ -19,12 +19,13 @@ For n devices along the axis and m bytes on each device after the exchange, a de
 If the body of a `shard_map` is written out in the program (`reading/shard_maps.py`), its devices exchange only what its
 collective operations name.
 
-A reduction is treated as a product with one operand. Two other kinds of equations are treated in the same way. In a look-up in a
-table whose rows are divided, each device has some of the rows, and zeros instead of the others. If an axis divides scattered
-updates, each device adds up its own updates. For all other equations, no exchange is counted, except for a sharding constraint
-that gathers its operand. XLA may choose other exchanges, so these figures serve to compare plans, and are not a measurement. A
-gathered operand also lies in device memory while the equation runs (`gathered`). A device that computes a part of a sum, or
-gathers an operand, does more operations than the shapes of its shards say (`work` times as many). Sizes are in bytes per device.
+A reduction counts as a product with one operand. So does a look-up in a table whose rows are divided: each device looks up its
+own rows, and gives zeros for the others. So does a scatter whose updates are divided: each device adds up its own updates. A
+sharding constraint that gathers its operand is an all-gather. No exchange is counted for any other equation.
+
+XLA may choose other exchanges, so these figures serve to compare plans, and are not a measurement. A gathered operand also lies
+in device memory while the equation runs (`gathered`). A device that computes a part of a sum, or gathers an operand, does more
+operations than the shapes of its shards say (`work` times as many). Sizes are in bytes per device.
 """
 
 from collections.abc import Mapping, Sequence

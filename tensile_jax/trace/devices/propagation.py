@@ -1,16 +1,14 @@
 """Finds how every value of a step is divided among the devices of a mesh, without compiling the step.
 
-A step whose arguments are sharded is one program for all devices. XLA divides the program's values among the devices: its
-*propagation*, Shardy, carries the shardings of the arguments and of the constraints in the step on to all other values. This
-module lowers the flat program as a function that returns every value, and runs the same propagation on it. Later, each *segment*
-of the step, a stretch of operators that is compiled as one executable, is compiled with the shardings that come out. So the
-executable takes and gives exactly these shards.
+A step whose arguments are sharded is one program for all devices. XLA's *propagation* (Shardy) derives the shardings of all
+values from those of the arguments and from the constraints in the step. This module runs the same propagation on a function that
+computes the flat program and returns every value. Later, each *segment* of the step, a stretch of operators that is compiled as
+one executable, is compiled for exactly these shardings.
 
-Any sharding would give right results. The shardings of the propagation are those of plain `jax.jit`, so no value moves between
-devices that plain `jax.jit` would leave where it is. Loops are an exception, because XLA changes them before its own propagation.
-In two cases, a `NamedSharding` cannot express what the propagation says. If the propagation divides a value by a part of a mesh
-axis, this module does not divide the value by that axis. If the propagation divides a dimension whose size is no multiple of the
-number of devices, the dimension stays whole on each device.
+Any sharding would give right results. These are the shardings of plain `jax.jit`, so no value moves between devices that plain
+`jax.jit` would leave where it is (except in loops, which XLA changes before its own propagation). A `NamedSharding` cannot
+express two results of the propagation. A value that is divided by a part of a mesh axis is not divided by that axis here. A
+dimension whose size is no multiple of the number of devices stays whole on each device.
 
 For a step with 10,000 equations, lowering takes 0.9 s and the propagation 2.4 s (a decoder of 24 layers, 2 CPU cores).
 """

@@ -1,14 +1,14 @@
 """Decides which loops and conditionals of a step are opened or split, so that the planner sees what is in them.
 
-A `lax.scan` that stays whole is one operator. What its iterations keep for the backward pass is stacked, and the stacks stay on
-the device from the forward loop to the backward loop. If a scan is *opened*, the step contains the operators of every iteration
-instead of the loop: the planner decides about each iteration by itself, and nothing is stacked. A scan with one iteration or none
-is opened. Any other scan is opened if all of these hold:
+A `lax.scan` that stays whole is one operator. The values that its iterations keep for the backward pass are stacked, and the
+stacks stay on the device from the forward loop to the backward loop. If a scan is *opened*, the operators of every iteration
+replace it: the planner decides about each iteration by itself, and nothing is stacked. A scan with one iteration or none is
+opened. Any other scan is opened if all of these hold:
 
     - An iteration is worth a launch: it has a heavy operator (one that XLA runs as a kernel of its own), and computes at least a
       million floating-point operations or makes at least 256 KiB.
-    - There are at most 128 iterations, or at most 32 if the loop is a recurrence: a heavy operator combines what is carried with
-      what is the same in every iteration, such as the weights of a recurrent network.
+    - There are at most 128 iterations. For a recurrence, in which a heavy operator combines carried values with values that every
+      iteration shares (as in a recurrent network), there are at most 32.
     - All iterations together have at most 20,000 equations. To count them, the loops inside are opened by the same rule.
 
 Loops over the layers of a network or the parts of a batch are mostly opened. A recurrent network mostly has too many time steps.
@@ -16,20 +16,19 @@ Loops over the layers of a network or the parts of a batch are mostly opened. A 
 loops that work on mutable references. For some of the scans that stay whole, the body gets a plan of its own
 (`plannable_loops.py`).
 
-A scan that is not opened can be *split* into 8 to 16 shorter scans. The scan is split if it has enough iterations and leaves
-large stacks, which a backward pass most likely reads. The stacks are large if they have at least 1 MiB, and at least four times
-the bytes of all values that are carried from one shorter scan to the next. Each shorter scan must be compiled, so a long body
-gives fewer of them: less than 16 above 1,250 equations, and 8 above 2,500, as in a physics engine. The loop of the backward pass
-is split at the same places (`treatments.py`), even if the rules above would open it. Then the plan can drop what some iterations
-leave, and run these iterations again before the backward pass needs what was dropped, as if each part were inside of
-`jax.checkpoint`. Splitting suits time steps of recurrent networks, solvers of differential equations, and very many layers. It is
-a rewrite of the step (`rewrites/split_loops.py`): whether it is used depends on the budget. With `open_loops` True or False, no
-scan is split.
+A scan that is not opened can be *split* into 8 to 16 shorter scans. A plan can then drop the stacks of some shorter scans, and
+run these again before the backward pass needs them, as if each were inside of `jax.checkpoint`. This suits time steps of
+recurrent networks, solvers of differential equations, and very many layers. A scan is split if it has enough iterations and
+leaves large stacks: at least 1 MiB, and at least four times the bytes of all values that are carried from one shorter scan to the
+next. Each shorter scan must be compiled, so a scan with a long body is split into fewer: less than 16 above 1,250 equations, and
+8 above 2,500. The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open it.
+Splitting is a rewrite of the step (`rewrites/split_loops.py`): whether a plan uses it depends on the budget. With `open_loops`
+True or False, no scan is split.
 
-A conditional that stays whole is one operator, too. All its operands and all its results are on the device at once, and XLA
-copies what the conditional updates. In some steps, most of the state goes through one conditional: with optimizers that may
-refuse a step (`optax.apply_if_finite`), or if an average of the weights is updated now and then. If a conditional is opened, all
-its branches are computed, and each result is selected. A conditional is opened if all of these hold:
+A conditional that stays whole is one operator, too. All its operands and results are on the device at once, and XLA copies what
+the conditional updates. That takes much memory if most of the state goes through one conditional, as with
+`optax.apply_if_finite`. If a conditional is opened, all its branches are computed, and each result is selected. A conditional is
+opened if all of these hold:
 
     - Its branches have no effects and no heavy operators, so XLA fuses most of them with what is around them.
     - They read at most four times as many bytes as they give, so computing them needlessly costs little more than copying.
@@ -132,7 +131,9 @@ def _is_worth_a_launch(loop: Loop, body: Program) -> bool:
 
 
 def _pieces(length: int, pieces: int) -> Bounds:
-    """So many intervals of equal length, or a few less; the last one is shorter if none of their lengths divides `length`."""
+    """Cuts `length` iterations into so many intervals of equal length, or a few less. If none of their lengths divides `length`,
+    the last interval is shorter.
+    """
     least = -(-length // pieces)
     each = next((n for n in range(least, 2 * least) if length % n == 0), least)
     return tuple((begin, min(begin + each, length)) for begin in range(0, length, each))

@@ -9,14 +9,13 @@ module walks over the nested jaxpr:
     conditional         the walk goes on in all branches: the step may say which of them is taken (`flatten.py`)
     `shard_map`         nothing inside is treated
 
-The iterations of a forward loop leave values for the backward loop, in stacked arrays. If the forward loop is split, the backward
-loop is split at the same places, whatever the rules say. Each part of the backward loop then reads the stacks of its own
-iterations, and no part needs the stacks joined. To find such loops, the walk follows the stacks of opened and split loops through
-the jaxpr.
+A forward loop leaves values for the backward loop, in stacked arrays. If the forward loop is split, the backward loop is split at
+the same places, whatever the rules say: each part then reads the stacks of its own iterations. To find such loops, the walk
+follows the stacks of opened and split loops through the jaxpr.
 
-Loops and conditionals that work on mutable references always stay whole. So does a conditional on values in host memory, and a
-loop over stacked arrays in host memory: JAX cannot take an element from such an array with an index that is on the device. These
-loops are not split: a loop inside of an opened loop, a loop with effects, and a loop on values in host memory.
+Some loops and conditionals always stay whole: those on mutable references, a conditional on values in host memory, and a loop
+over stacked arrays in host memory (JAX cannot take an element of such an array by an index on the device). Some loops are not
+split: a loop inside of an opened loop, a loop with effects, and a loop on values in host memory.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Finds which donated inputs a step *takes*: those whose memory an output reuses.
 
-Not every input that the caller donates is of use: an output must fit into its memory. `jax.jit` donates only the inputs for which
-it finds such an output, and leaves all others to the caller. JAX does not publish the rule by which it finds them. This module
-repeats the rule.
+A donated input is of use only if an output fits into its memory. `jax.jit` takes the inputs for which it finds such an output,
+and leaves all others to the caller. JAX does not publish its rule for this; this module repeats it.
 """
 
 from collections import Counter

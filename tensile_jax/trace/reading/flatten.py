@@ -1,8 +1,8 @@
 """Flattens a jaxpr into one list of equations, without calls, dead equations and repeated equations.
 
 Jaxprs are nested: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
-jaxpr. In the program, the equations of the inner jaxpr replace that equation, which changes no result. Loops and conditionals are
-replaced as their *treatments* say, which were chosen before (`treatment.py`):
+jaxpr. In the program, the equations of the inner jaxpr replace that equation. Each loop and conditional has a *treatment*, chosen
+before (`treatment.py`), which says what replaces it:
 
     opened `scan`   by its iterations
     split `scan`    by several shorter scans
@@ -20,11 +20,10 @@ equations keep their order. If `jax.checkpoint` repeats an equation with an effe
 plain jit runs the effect twice. Mutable references that the step makes become the values that they hold
 (`mutable_references.py`).
 
-The program has no weak types. A number is *weakly typed* if its type gives way to the type of another operand, as the types of
-Python's numbers do. JAX needs weak types only while it traces a step, to decide the types of results. State that begins as a
-Python number often becomes strongly typed in the first iterations of a training loop, and JAX then traces the step again. Both
-traces should give equal programs, because equal programs share one plan. So every variable of a program is strongly typed, and
-conversions of a value to its own type are left out. `Program.weak` says which results of the step are weakly typed.
+Every variable of the program is strongly typed. (A number is *weakly typed* if its type gives way to that of another operand, as
+with Python's numbers.) State that begins as a Python number often becomes strongly typed in the first iterations of a training
+loop, and JAX then traces the step again. Without weak types, both traces give equal programs, which share one plan.
+`Program.weak` says which results of the step are weakly typed.
 
 `simplify.py` lists the other changes, which keep every bit of the results. At the end, `separate` gives every output memory of
 its own.
@@ -143,7 +142,7 @@ class _Builder:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _results(self, equation: Any, values: list[Value], scope: str) -> Sequence[Value]:
-        """Add what a jaxpr's equation does with these values, and return its results."""
+        """Add the equations for one equation of a jaxpr, with these values as inputs, and return its results."""
         inner = inner_jaxpr(equation)
         if inner is not None and len(inner.jaxpr.invars) == len(values):
             outside = self._repeat

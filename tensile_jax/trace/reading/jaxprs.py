@@ -34,7 +34,7 @@ def inner_jaxpr(equation: Any) -> Any | None:
 
 
 def _expanded(equation: Any) -> Any | None:
-    """The jaxpr that an equation of the coming kind stands for (jax 0.12: `jax_remat3`, `jax_custom_vjp3`, `jax_custom_jvp3`)."""
+    """The jaxpr that a new kind of equation stands for (from jax 0.12 on: `jax_remat3`, `jax_custom_vjp3`, `jax_custom_jvp3`)."""
     called = equation.params.get("_prim")
     if called is None or not hasattr(called, "expand"):
         return None

@@ -24,6 +24,7 @@ import jax
 from jax.ref import AbstractRef
 
 from tensile_jax.errors import TraceError
+from tensile_jax.trace.program import WrappedPrimitive, results_of
 
 
 def is_reference(aval: Any) -> bool:
@@ -44,27 +45,15 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Discharged:
-    """A primitive on references, as a function of the values that the references hold. It has the methods of a primitive that
-    `Equation` uses.
+class Discharged(WrappedPrimitive):
+    """A primitive on references, as a function of the values that the references hold.
 
     `cells[i]` is the number of the reference that is operand i, or -1 if operand i is no reference. The results are those of the
     primitive, and then, if the primitive `writes`, the values that the references hold, in the order of their numbers.
     """
 
-    primitive: Any
     cells: tuple[int, ...]
     writes: bool
-    multiple_results: bool = True
-
-    @property
-    def name(self) -> str:
-        """The name of the primitive."""
-        return self.primitive.name
-
-    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters for `bind`: those of the equation, unchanged."""
-        return params
 
     def bind(self, *values: Any, **params: Any) -> list[Any]:
         """The results for these operands, of which those for references are the values that the references hold."""
@@ -75,9 +64,8 @@ class Discharged:
                 if cell not in references:
                     references[cell] = jax.new_ref(values[place])
                 operands[place] = references[cell]
-        results = self.primitive.bind(*operands, **self.primitive.get_bind_params(params))
-        held = [references[cell][...] for cell in sorted(references)] if self.writes else []
-        return [*(results if self.primitive.multiple_results else [results]), *held]
+        results = results_of(self.primitive, operands, params)
+        return [*results, *(references[cell][...] for cell in sorted(references) if self.writes)]
 
 
 def writes(effects: Any) -> bool:

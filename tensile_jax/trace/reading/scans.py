@@ -8,9 +8,9 @@ the inputs and outputs of a scan, and of its body:
     body  : constants, carry, x            -> carry, y
 
 Here xs and ys have one more axis than x and y: the first axis, of size `length`. If a scan is *split*, shorter scans replace it
-in the program, each for some of the iterations (`flatten.py`). The stacks of each shorter scan are variables of their own. If a
-scan is *opened*, the bodies of its single iterations replace it. Then a value is stacked only if somebody needs the stack. What
-an iteration of the forward pass leaves for the same iteration of the backward pass is an ordinary variable, without a stack.
+in the program (`flatten.py`), each with stacks of its own. If a scan is *opened*, the bodies of its iterations replace it. Its
+outputs are then stacked only if something reads the whole stack. A value that an iteration leaves for the same iteration of the
+backward pass is an ordinary variable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def part_of(shape: tuple[int, ...], dtype: Any, length: int | None) -> Any:
 
 
 def layer(part: Any) -> Any:
-    """A jaxpr that takes an array of this type and gives it one more axis, the first, of length 1."""
+    """A jaxpr that gives an array of this type a new first axis, of length 1."""
     return jax.make_jaxpr(lambda part: jax.lax.expand_dims(part, (0,)))(part)
 
 

@@ -24,6 +24,7 @@ import jax.core
 from jax.sharding import PartitionSpec
 
 from tensile_jax.trace.avals import shape_of
+from tensile_jax.trace.program import WrappedPrimitive, results_of
 
 _SEEN_ONLY_INSIDE = "NamedAxisEffect"
 """The effect of using the name of a mesh axis. JAX has no public name for its class."""
@@ -83,33 +84,21 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """A primitive on shards, as a function of arrays of all shards. It has the methods of a primitive that `Equation` uses.
+class Mapped(WrappedPrimitive):
+    """A primitive on shards, as a function of arrays of all shards.
 
     `inputs` has None for a number that is written into the program. `context` is that of the equation in the body.
     """
 
-    primitive: Any
     map: Map
     inputs: tuple[Placed | None, ...]
     outputs: tuple[Placed, ...]
     context: Any
-    multiple_results: bool = True
-
-    @property
-    def name(self) -> str:
-        """The name of the primitive."""
-        return self.primitive.name
-
-    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters for `bind`: those of the equation, unchanged."""
-        return params
 
     def on_shards(self, shards: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
         """The results for these shards, inside of `shard_map`."""
         with self.context.manager:
-            results = self.primitive.bind(*shards, **self.primitive.get_bind_params(params))
-        return results if self.primitive.multiple_results else [results]
+            return results_of(self.primitive, shards, params)
 
     def bind(self, *values: Any, **params: Any) -> Sequence[Any]:
         """The results for these operands, in a `shard_map` of this equation alone."""

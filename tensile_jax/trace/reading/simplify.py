@@ -4,8 +4,9 @@
 the planner decides both. No simplification changes a bit of the results.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,11 +21,8 @@ from tensile_jax.trace.reading.shard_maps import Mapped
 def without_repeated(equations: Sequence[Equation], outputs: Sequence[Atom]) -> tuple[list[Equation], list[Atom]]:
     """Common subexpression elimination: each equation that repeats an earlier one is replaced by the results of that one."""
     seen: dict[Any, tuple[int, ...]] = {}
-    replaced: dict[int, int] = {}
-
-    def now(atom: Atom) -> Atom:
-        return replaced.get(atom, atom) if isinstance(atom, int) else atom
-
+    replaced: dict[int, Atom] = {}
+    now = partial(_now, replaced)
     kept: list[Equation] = []
     for equation in equations:
         inputs = tuple(now(atom) for atom in equation.inputs)
@@ -63,10 +61,7 @@ def without_offloading(equations: Sequence[Equation], outputs: Sequence[Atom]) -
         if isinstance(atom, int):
             source.pop(atom, None)
     replaced: dict[int, Atom] = {}
-
-    def now(atom: Atom) -> Atom:
-        return replaced.get(atom, atom) if isinstance(atom, int) else atom
-
+    now = partial(_now, replaced)
     kept: list[Equation] = []
     for equation in equations:
         given = equation.inputs[0] if equation.inputs else None
@@ -77,6 +72,10 @@ def without_offloading(equations: Sequence[Equation], outputs: Sequence[Atom]) -
             continue
         kept.append(replace(equation, inputs=tuple(map(now, equation.inputs))))
     return kept, [now(atom) for atom in outputs]
+
+
+def _now(replaced: Mapping[int, Atom], atom: Atom) -> Atom:
+    return replaced.get(atom, atom) if isinstance(atom, int) else atom
 
 
 def _destination(equation: Equation) -> Any:

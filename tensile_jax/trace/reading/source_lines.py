@@ -1,9 +1,8 @@
 """Finds the line of the user's code that an equation of a step comes from, for messages.
 
-JAX keeps a traceback with each equation. The traceback ends where the innermost traced function begins: a loop's body, or a
-function under `jax.jit`. An equation inside one of JAX's own functions, such as `jnp.sort`, therefore has a traceback without a
-line of the user's code. But the traceback of the call of that function has such a line. So the search goes from the equation
-outwards.
+JAX keeps a traceback with each equation. It goes no farther out than the innermost traced function: a loop's body, or a function
+under `jax.jit`. So an equation inside one of JAX's own functions, such as `jnp.sort`, has no line of the user's code in its
+traceback. The call of that function has one, so the search goes on from an equation to the calls around it.
 """
 
 import builtins

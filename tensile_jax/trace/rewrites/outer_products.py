@@ -3,14 +3,14 @@
     product(x, y)[i, j] = sum over t of x[t, i] * y[t, j]         t: the contracted dimensions, here of the size of a batch
 
 XLA computes a product in a kernel of its own, which writes the result to memory. The gradient of a large dense layer is as large
-as the layer's weights. With a small batch, the sum has few terms, so it takes little work to compute each number of the result
-where it is used: in the kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory. The
-rewritten product is one *light* equation, `outer_products`, which XLA fuses into the equations that read it.
+as the layer's weights. With a small batch, each of its numbers is a sum of few terms, which can be computed where it is used: in
+the kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory. The rewritten product is
+one *light* equation, `outer_products`, which XLA fuses into the equations that read it.
 
-A product is rewritten if its result is large, much larger than its operands, and read only by light equations, those that XLA
-fuses. These equations must not lead to a reduction over as many numbers, such as the global norm of all gradients. For such a
-reduction, XLA would write the product to memory. Results agree to rounding. On a GPU, the sum is computed in the precision of its
-numbers, even where the GPU computes products in a lower precision.
+A product is rewritten if its result is large, much larger than its operands, and read only by light equations. If these lead to a
+reduction over as many numbers, such as the global norm of all gradients, the product is not rewritten, since XLA would write it
+to memory all the same. Results agree to rounding. On a GPU, the sum is computed in the precision of its numbers, even where the
+GPU computes products in a lower precision.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Rewrites a program so that a large product, and all that is computed from it, are evaluated in chunks of rows.
 
-The logits of a decoder with a large vocabulary, and their gradient, are often its largest tensors; so are the results of the
-first convolutions of a network for images. What is computed from them is independent for each row, or for each image: the softmax
-of a row, the row's loss, its gradient. So the rows can be divided into chunks that are evaluated one after another. The rewritten
-part of the program looks like a loop over the chunks whose iterations are written out (left: before, right: after):
+The largest tensors of a decoder are often its logits and their gradient; those of a network for images are the results of its
+first convolutions. Each row (or image) is computed independently: its softmax, its loss, its gradient. So the rows can be divided
+into chunks that are evaluated one after another. The rewritten part of the program is a loop over the chunks, written out (left:
+before, right: after):
 
     logits = x @ W                for each chunk c:    logits_c = x[c] @ W
     loss   = f(logits, labels)                         loss_c   = f(logits_c, labels[c])
@@ -11,15 +11,15 @@ part of the program looks like a loop over the chunks whose iterations are writt
     dx, dW = dlogits @ W^T, x^T @ dlogits              dx_c = dlogits_c @ W^T,  dW = dW + x[c]^T @ dlogits_c
                                   loss, dx = concatenated
 
-The part that is rewritten is called the *region*. It consists of a product (or convolution) with one of the three largest
-results, of every equation that large tensors connect to the product, and of all *light* equations (XLA fuses them) between these.
-A tensor is large here if it has at least a quarter as many numbers as the result. If that gives no region that can be rewritten,
-a tensor with at least half as many is large. The region is rewritten only if each of its equations treats rows independently, or
-adds over rows (`row_rules.py`). A sum over rows becomes a sum of the chunks' sums, so results agree to rounding.
+The part that is rewritten is called the *region*. It begins with a product (or convolution) that has one of the three largest
+results. It has every equation that large tensors connect to this product, and all *light* equations (which XLA fuses) between
+these. A tensor is large here if it has at least a quarter as many numbers as the result, or half as many if a quarter gives no
+region that can be rewritten. Each equation of the region must treat rows independently, or add over rows (`row_rules.py`). A sum
+over rows becomes a sum of the chunks' sums, so results agree to rounding.
 
 Between the forward and the backward pass of a convolution, the rest of the network runs. So the region of a convolution has
-several *stretches*, each of which goes through all chunks. A later stretch takes the values of an earlier one chunk by chunk. So
-a plan can keep these values or compute them again, one chunk at a time.
+several *stretches*, each of which goes through all chunks. A later stretch takes the values of an earlier one chunk by chunk, and
+a plan can keep or recompute each chunk.
 
                                                        for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
     y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)
@@ -244,7 +244,7 @@ class _Chunked:
         self.equations.append(replace(equation, position=where[0], iterations=where[1]))
 
     def compute(self, closed: Any, inputs: Sequence[int], scope: str, output: int | None = None) -> int:
-        """Add the equations of a small jaxpr; its result is `output`, or a new variable, which is returned."""
+        """Add the equations of a small jaxpr, and return the variable of its result: `output`, or a new one."""
         environment: dict[Any, Any] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
         *first, last = closed.jaxpr.eqns
         for e in (*first, last):
@@ -298,8 +298,8 @@ def _rewritten(program: Program, region: Region, chunks: int) -> Program:
 def _levels(program: Program, region: Region) -> tuple[list[int], int]:
     """The stretch of each equation, and the number of stretches.
 
-    The stretch of an equation outside the region is the last one that it needs, or -1. What an equation of the region needs from
-    outside must not depend on its own stretch.
+    An equation outside the region belongs to the last stretch that it depends on, or to -1 if there is none. An equation of the
+    region must not depend, through equations outside the region, on its own stretch.
     """
     level_of: dict[int, int] = {}
     inside: set[int] = set()

@@ -3,8 +3,7 @@
 Rows are the positions along one axis of each tensor, such as the images of a batch. A *chunk* is a part of the rows; a program
 that computes one chunk after another needs less memory (`row_chunks.py`). An equation treats rows independently if each row of
 its results comes from the same row of its operands. Such an equation can be evaluated for one chunk. Some other equations add
-over rows (`ADDED`): their result is the sum of the results of all chunks. There is a rule for each primitive that can do one of
-these.
+over rows (`ADDED`): their result is the sum of the results of all chunks. Each primitive that can do either has a rule here.
 """
 
 from collections.abc import Callable, Mapping, Sequence

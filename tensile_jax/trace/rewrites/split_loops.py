@@ -1,8 +1,8 @@
 """Rewrites a step so that its long loops run as several shorter ones (`loops/rules.py` says which loops, and how many).
 
-A long loop is one operator, and everything that its iterations keep for the backward pass is on the device at once. Each of the
-shorter loops is an operator of its own. So a plan can drop what a shorter loop keeps, and run this loop again before the backward
-pass needs what it dropped. This rewrite also turns large products that sum few terms into equations that XLA fuses
+A long loop is one operator, and everything that its iterations keep for the backward pass is on the device at once. Each shorter
+loop is an operator of its own. So a plan can drop the values that a shorter loop keeps, and run that loop again before the
+backward pass needs them. This rewrite also turns large products that sum few terms into equations that XLA fuses
 (`outer_products.py`).
 """
 

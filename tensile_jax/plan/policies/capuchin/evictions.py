@@ -1,9 +1,8 @@
-"""Computes what it costs to evict a tensor between two of its accesses, and evicts it by a swap or by a recomputation.
+"""Evicts tensors between two of their accesses, by a swap or by a recomputation, and computes what that costs.
 
-An *eviction* is one way to free memory: a tensor leaves the device after one access (the *evicted access*) and must be there
-again for the next one (the *back access*). `policy.py` chooses which tensors are evicted, and how. This file keeps track of the
-memory and the link time that remain after the evictions chosen so far, and computes the cost of one more. Capuchin (Peng et al.,
-ASPLOS 2020, sections 4.3 and 4.4) uses:
+After an *eviction*, a tensor is not on the device from one access (the *evicted access*) to the next one (the *back access*).
+`policy.py` chooses which tensors are evicted, and how. This file keeps track of the memory and the link time that remain.
+Capuchin (Peng et al., ASPLOS 2020, sections 4.3 and 4.4) uses:
 
     FT       = (back access - swap-in time) - (evicted access + swap-out time)      free time: >= 0 if both copies can be hidden
     rp(t)    = latency of the operators that compute t again
@@ -15,19 +14,19 @@ no kernel should exceed.
 
 A swap has two copies, one in each direction, and the link has one lane for each direction. The copy to the host starts as soon as
 its lane is free. The copy to the device starts as late as the back access and its lane allow; Capuchin calls this start the
-*in-trigger*. Between these copies, the tensor may still lie on the device during a kernel that exceeds the target. Such a swap is
-widened, although computation then waits for a copy: the tensor is away from the first to the last kernel in between that exceeds
-the target. The *overhead* of the swap is the part of its copies that does not fit before and after these kernels.
+*in-trigger*. If the tensor is then still on the device during a kernel that exceeds the target, the swap is widened: the tensor
+leaves before the first such kernel, and comes back after the last one. Computation may have to wait for its copies. The
+*overhead* of the swap is the part of its copies that does not fit before and after these kernels.
 
-A recomputation of t starts from the *sources* of t: tensors that are on the device whenever t is needed again. If an input of t
-is no longer stored at that time, it is computed again first. rp(t) is the time of this whole chain of operators, from the sources
-to t. Suppose t is a source of tensor u, and t is dropped as well. To compute u again, one must now compute t first, from the
-sources of t. ext(t) is this extra time, summed over all such u. If the chain needs a tensor that has been swapped out, t is not
-recomputed. (TENSILE, section IV-D, has the same rule: only "those tensor accesses which have never been released".)
+A recomputation of t starts from the *sources* of t, tensors that are on the device whenever t is needed again. An input of t that
+is no longer stored is computed again first. rp(t) is the time of this whole chain of operators. If t is itself a source of a
+tensor u that is computed again, dropping t makes that longer: u then needs the chain of t as well. ext(t) is this extra time,
+summed over all such u. If the chain needs a tensor that was swapped out, t is not recomputed. (TENSILE, section IV-D, has the
+same rule: only "those tensor accesses which have never been released".)
 
-Difference from Capuchin: MSPS counts the chain once for the tensor and once for each tensor that starts from it, as Capuchin
-does. But here every *segment* (a stretch of operators that is compiled as one executable) that needs a dropped tensor computes
-the tensor again (`retention.py`). Capuchin keeps the tensor after the back access.
+Difference from Capuchin: Capuchin keeps a tensor after the back access. Here every *segment* (a stretch of operators that is
+compiled as one executable) that needs a dropped tensor computes it again (`retention.py`). MSPS does not count that, as in
+Capuchin.
 
 Times in microseconds since the step began.
 """
@@ -88,7 +87,7 @@ class Recomputation:
 class Evictions:
     """The evictions made so far: what is dropped, what is away, the windows on the link, and what each kernel then needs.
 
-    A retention is made from `dropped` (`retain`), and a candidate from both `dropped` and `absences`.
+    `dropped` gives the retention (`retain`). `dropped` and `absences` together give the candidates.
     """
 
     def __init__(self, model: StepModel, kernels: Sequence[Kernel], target: float) -> None:
@@ -133,14 +132,18 @@ class Evictions:
         return sorted(found, key=lambda e: (-e.free_us, -e.nbytes, e.gap.tensor, e.first))
 
     def swap_hidden(self, eviction: Eviction) -> bool:
-        """Swap the tensor if both copies can be hidden and a kernel gets nearer to the target; return whether that was done."""
+        """Swap the tensor if both copies can be hidden and the swap lowers the memory of a kernel above the target; return
+        whether it did so.
+        """
         swap = self._swap(eviction, hidden=True) if self.helps(eviction) else None
         if swap is not None:
             self._take(swap)
         return swap is not None
 
     def helps(self, eviction: Eviction) -> bool:
-        """Whether a kernel exceeds the target while the tensor would be away, and nothing else has taken the tensor away yet."""
+        """Whether the eviction lowers the memory of a kernel above the target, and no earlier eviction has taken the
+        tensor away.
+        """
         t, after, before = eviction.gap.tensor, eviction.gap.after, eviction.gap.before
         away = any(a.leave < before and after < a.back for a in self.absences.get(t, ()))
         return not away and t not in self.dropped and self._over_target(eviction.first + 1, eviction.last)
@@ -200,7 +203,9 @@ class Evictions:
     # -- recomputations ---------------------------------------------------------------------------------------------------
 
     def recomputation(self, eviction: Eviction) -> Recomputation | None:
-        """How to compute the tensor again after its evicted access, or None if what that starts from is gone by then."""
+        """How to compute the tensor again after its evicted access; None if a tensor that the computation starts from is gone by
+        then.
+        """
         liveness, t = self._step.liveness, eviction.gap.tensor
         operators = liveness.graph.operators
         if t in self.absences or self._end[t] >= len(operators) or liveness.begin[t] < 0:
@@ -235,7 +240,7 @@ class Evictions:
         return Recomputation(dropped, frozenset(sources), latency_us, latency_us * starting)
 
     def recompute(self, eviction: Eviction, recomputation: Recomputation) -> None:
-        """Drop the tensor after its evicted access, and what its chain passes through."""
+        """Drop the tensor after its evicted access, and drop the tensors that its chain makes on the way."""
         t = eviction.gap.tensor
         readers = {self._kernel_at(p) for p in self._needs[t]}
         without = [k for k in range(eviction.first + 1, self._kernel_at(self._end[t])) if k not in readers]

@@ -6,8 +6,8 @@ duration, until the tensor is there in time.
 
 Differences from the paper: The iterations are simulated (`result/simulate.py`), because a plan does not change while it runs. A
 plan starts copies only between *segments*, stretches of operators that are each compiled as one executable. So an in-trigger
-moves by one segment, and only if this segment has room for the tensor under the limit. The moves end when they no longer make the
-step faster.
+moves by whole segments, and only if there is room for the tensor under the limit. The moves end when they no longer make the step
+faster.
 """
 
 from collections.abc import Iterator

@@ -8,19 +8,19 @@ iteration is
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* here is one heavy operator, such as a matrix product, with the light ones that XLA fuses with it. Kernels begin at
-places at which a plan may cut the step (`StepModel.boundaries`). If there are several such places after a heavy operator, those
-are chosen that lead to the least peak. A kernel accesses the tensors that it reads from memory and those that it leaves there.
-The times of accesses leave out the copies, as Capuchin's do, so that they hold for later iterations too.
+A *kernel* here is one heavy operator, such as a matrix product, with the light ones that XLA fuses with it. A kernel begins where
+a plan may cut the step (`StepModel.boundaries`). If there are several such places between two heavy operators, the choice with
+the least peak is taken. A kernel accesses the tensors that it reads from memory and those that it leaves there. As in Capuchin,
+the times of accesses do not include the copies, so they also hold for later iterations.
 
 Differences from the paper:
 
     - A planner runs nothing on the device, so the iteration is simulated with the latencies that the device profile predicts.
-    - A tensor is copied to the host once. It does not change, so to evict it again costs nothing.
+    - A tensor is copied to the host only once. It does not change, so evicting it again needs no copy.
     - Four kinds of tensors are never evicted: arguments that the caller did not donate, constants, PRNG keys, very small tensors.
     - The results are back on the device when the iteration ends.
     - Updated state takes over the memory of the state that it updates.
-    - If there is no room for a kernel even after everything else is evicted, the kernel runs all the same, and the peak shows it.
+    - If a kernel has no room even after everything else is evicted, it still runs, and the peak exceeds the limit.
 
 Sizes in bytes, times in microseconds.
 """

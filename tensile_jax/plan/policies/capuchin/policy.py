@@ -4,38 +4,36 @@ Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (A
 baseline of TENSILE (section V). The first iteration runs in *passive mode*: it copies tensors to the host when an allocation
 fails (`passive_mode.py`). This shows when tensors are accessed, and which kernels need more memory than there is. A *kernel* is
 one heavy operator (one that XLA does not fuse into others) with the light ones that XLA fuses with it. An *eviction* removes a
-tensor from the device between two of its accesses. The policy chooses all evictions once (`evictions.py` has the formulas). The
-*target* is the memory that no kernel should exceed:
+tensor from the device between two of its accesses. The *target* is the memory that no kernel should exceed. The policy then
+chooses all evictions (`evictions.py` has the formulas):
 
-    1. The candidates are the evictions that lower the memory of a kernel which needs more than the target. The policy looks at
-       them one after another. The one with the most free time (FT) comes first.
-    2. If both copies of the tensor can be hidden behind computation, the tensor is swapped. Each copy needs a free window in its
-       lane of the link; there is one lane for each direction.
-    3. Otherwise the overhead of this swap is compared with the overhead of a recomputation. That recomputation is the one, among
-       all candidates, that saves the most memory per unit of time (MSPS), its chain included. If the recomputation costs less,
-       *its* tensor is computed again. If not, the tensor of the swap is swapped, and computation waits for its copies.
-    4. The policy stops when no kernel needs more than the target. If it reaches the last candidate before that, it goes through
-       the remaining candidates again, as long as that evicts something.
-    5. Copies to the device start earlier where a segment still waits for them (`feedback.py`).
+    1. The candidates are the evictions that lower the memory of a kernel above the target. The policy looks at them by falling
+       free time (FT).
+    2. If both copies of the tensor can be hidden behind computation, the tensor is swapped.
+    3. Otherwise the policy compares this swap with a recomputation: of all candidates, the one that saves the most memory per
+       unit of time (MSPS). If recomputing costs less, the tensor of *that* candidate is recomputed. If not, the tensor at hand is
+       swapped, and computation waits for its copies.
+    4. The policy stops when no kernel needs more than the target. If candidates run out before, it goes through the remaining
+       ones again, as long as that evicts something.
+    5. Copies to the device start earlier if a segment still waits for them (`feedback.py`).
 
-A tensor leaves the device when its copy to the host ends, and nothing waits for the copy. If no cut into *segments*, stretches of
-operators that are each compiled as one executable, is under the limit in this way, each tensor leaves before the first kernel
-that exceeds the target. That kernel waits for the copy, as Capuchin does when an allocation fails.
+At first, the target is the limit. A plan cuts the step into *segments*, stretches of operators that are each compiled as one
+executable. A segment may need more memory than each of its kernels. If no cut keeps the limit, lower targets are tried. A tensor
+leaves the device when its copy to the host ends, and nothing waits for that. If no cut keeps the limit in this way, each tensor
+leaves before the first kernel that exceeds the target, which then waits for the copy, as in Capuchin when an allocation fails.
 
-At first, the target is the limit. Nothing is scheduled across iterations: state is on the device when the iteration begins and
-ends, even with `state_memory="any"`. If the whole step fits the limit, it runs as one executable. Ties go to the larger tensor,
-then to the lower id, then to the earlier access. A swap goes before a recomputation.
-
-Collective recomputation: to compute a tensor again may take a chain of operators, which makes other evicted tensors on the way.
-Capuchin keeps these as long as memory allows, so that the chain does not run once for each of them. Here a segment runs a chain
-once for all tensors that the segment needs, and hands none of them on to the next segment. Each further segment that needs the
-chain adds its time to the cost of the cut. So the cheapest cut joins segments as far as the limit allows.
+If the whole step fits the limit, it runs as one executable. State is on the device when the iteration begins and ends, even with
+`state_memory="any"`. Ties go to the larger tensor, then to the lower id, then to the earlier access. A swap goes before a
+recomputation.
 
 Differences from the paper:
 
     - Accesses are those of kernels, not of single operators, and times come from the device profile.
-    - Kernels run in segments that begin and end at the copies (`event_boundaries.py`). Such a segment may need more memory than
-      each of its kernels. If no cut into segments is under the limit, lower targets are tried.
+    - Kernels run in segments that begin and end at the copies (`event_boundaries.py`).
+    - A chain of operators that computes a tensor again also makes other evicted tensors. Capuchin keeps these as long as memory
+      allows (collective recomputation). Here a segment runs the chain once for all tensors that it needs, and hands none of them
+      on. The next segment that needs the chain runs it again. The cheapest cut therefore joins segments as far as the limit
+      allows.
     - Swaps that the host cannot hold are left out (`policies/host_limit.py`).
     - `evictions.py`, `passive_mode.py` and `feedback.py` list further differences.
 """
@@ -74,11 +72,11 @@ def _cut(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | No
 
 
 def _options(model: StepModel, limit: float) -> Iterator[Option]:
-    """The plans for the limit and for less, down to the least; the plan that evicts nothing where nothing needs to be evicted.
+    """The plans for the limit and for lower targets; the plan that evicts nothing comes last, or first if nothing needs to be
+    evicted.
 
-    For each target there are two: one in which nothing waits for copies to the host, and one in which kernels do. Segments may
-    need less than the kernels that Capuchin observes, since XLA reuses memory within a segment: the plan that evicts nothing is
-    also the last.
+    There are two for each target: in one, nothing waits for copies to the host; in the other, kernels do. The plan that evicts
+    nothing may fit as well, because XLA reuses memory within a segment, so a segment may need less than its kernels.
     """
     kernels = observe(model)
     most = max(kernel.nbytes for kernel in kernels)
@@ -103,7 +101,7 @@ def _decision(model: StepModel, evicted: Callable[[], tuple[Retention, Absences]
 
 
 def plan_evictions(model: StepModel, kernels: Sequence[Kernel], target: float) -> tuple[Retention, Absences]:
-    """What is dropped and what is away so that no kernel needs more than the target, or as near to it as evictions come."""
+    """What is dropped and what is away, so that no kernel needs more than the target, or as little more as evictions allow."""
     evictions = Evictions(model, kernels, target)
     while not evictions.enough() and _walk(evictions, evictions.candidates()):
         pass

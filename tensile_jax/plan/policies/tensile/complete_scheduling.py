@@ -1,24 +1,22 @@
 """Implements TENSILE's complete scheduling algorithm, which adds swaps as long as it finds any, and then recomputations.
 
 The module follows Algorithm 3 line by line. MP is the memory peak, Free_GPU_Memory is the budget, and `iter` counts the
-iterations of the algorithm's loop. The printed algorithm is ambiguous in places. This table says how the module reads its lines:
+iterations of the algorithm's loop. Some printed lines are ambiguous. The module reads them as follows (line numbers on the left):
 
     2      "Activity analysis" releases every tensor after the tensor's last access. Here the peak analysis (`footprint.py`) does
            so.
-    4      In each iteration, MP falls by the part (MP before - MP after) / MP before. The algorithm stops if the mean of this
-           part over the past 3 iterations is below 0.0005 "and iter > 100". So it makes at least 101 iterations if it always
-           finds something to do.
+    4      An iteration lowers MP by the share (MP before - MP after) / MP before. The loop stops if the mean of this share over
+           the past 3 iterations is below 0.0005 "and iter > 100". So this rule never stops the first 100 iterations.
     5      The loop ends in this line, whether MP is within the budget or not.
-    6-7    These lines say "if iter = 0". The text says "at each iteration, the algorithm will start with running the
-           GPU_Memory_Peak_Analysis". The peak is analysed in each iteration, since all later lines need the current peak.
-    9-12   These lines set swap_succeed to False, and to False again if nothing was generated. Here it becomes True if something
-           was generated.
-    13     If MP < Free_GPU_Memory, the printed line leaves recomputation_succeed as it is, and the loop would never end. Here the
-           loop ends. As printed, MP = Free_GPU_Memory is not enough.
-    14     As printed, swapping is not tried again after a recomputation.
+    6-7    These lines analyse the peak "if iter = 0"; the text says "at each iteration". The module analyses it in each
+           iteration, since all later lines need the current peak.
+    9-12   As printed, these lines only ever set swap_succeed to False. Here it stays True while a swap is found.
+    13     As printed, the loop never ends if MP < Free_GPU_Memory, because recomputation_succeed stays as it is. Here the loop
+           ends. If MP = Free_GPU_Memory, it goes on, as printed.
+    14     Swapping is not tried again after a recomputation, as printed.
 
-Recomputations begin only when no more swaps are found. So the swaps of several jobs can be chosen together
-(`multi_job/joint_swaps.py`). The recomputations of each job are chosen afterwards, for the memory that this job may use.
+All swaps are found before the first recomputation. So the swaps of several jobs can be chosen together
+(`multi_job/joint_swaps.py`), and then the recomputations of each job, for the memory that this job may use.
 """
 
 from collections.abc import Sequence

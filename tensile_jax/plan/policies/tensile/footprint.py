@@ -1,9 +1,8 @@
 """Finds the memory peak: how much device memory is used at most, when, by which tensors, and which access came before.
 
-TENSILE section IV-B. The *footprint* is the device memory in use at a time. The module finds the same peak of it as Algorithm 1,
-but faster. Algorithm 3 adds swaps and recomputations one by one. After each of these events, the module finds the new peak
-without going over the whole time axis again. An event makes a tensor absent from the device over a time `[leave, back)`, in which
-the bytes of the tensor do not count:
+TENSILE section IV-B. The *footprint* is the device memory in use at a time. The module finds the same peak as Algorithm 1, but
+faster: after each swap or recomputation that Algorithm 3 adds, it finds the new peak without going over the whole time axis
+again. Such an event makes a tensor absent from the device during `[leave, back)`, and its bytes do not count then:
 
     usage(t) = sum of nbytes over lifetimes [begin, end) with begin <= t < end
              - sum of nbytes over absences [leave, back) with leave <= t < back
@@ -17,8 +16,8 @@ happens. The operators are the leaves of a binary tree. Each node of the tree st
     best(node)  = max(best(left), total(left) + best(right))
 
 A new change therefore takes time proportional to the logarithm of the number of operators. The peak is `best` of the root. To
-find the time of the peak, the module descends from the root to the side that has the peak, and to the left if both sides have it.
-So the module finds the first time at which usage is greatest.
+find its time, the module descends from the root to the side that has the peak, and to the left if both have it. So the result is
+the first time at which usage is greatest.
 
 Times in microseconds since the iteration began, sizes in bytes.
 """

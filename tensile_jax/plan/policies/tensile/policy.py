@@ -8,19 +8,20 @@
     schedule_to_absences.py    translates the schedule of Algorithm 3 to dropped tensors and to absences: for each swapped tensor,
                                the intervals in which it is not on the device
 
-Algorithm 3 gets a budget: the memory in which the tensors should fit. It does not stop swapping when the tensors fit, but goes on
-as long as it finds a swap. It adds a recomputation only while the tensors in memory need as much as the budget or more. A
-*segment* is a stretch of operators that is compiled as one executable. The paper counts the bytes of tensors only, and leaves out
-a segment's *workspace*, what the segment needs beside its inputs and results. So a plan may need more than its schedule says. The
-policy therefore runs Algorithm 3 first with the limit as its budget. If no cut into segments, workspaces included, is under the
-limit, it runs Algorithm 3 again with a budget of zero, which saves as much memory as the algorithm can. If the whole step fits
-the limit, it runs as one executable.
+If the whole step fits the limit, it runs as one executable. Otherwise the policy runs Algorithm 3 with the limit as its budget,
+the memory in which the tensors should fit. The algorithm swaps as long as it finds a swap, even if the tensors fit already. It
+recomputes only while the tensors need as much as the budget or more.
+
+The plan may need more memory than this schedule says. A *segment* is a stretch of operators that is compiled as one executable,
+and its *workspace* is the memory that it needs beside its inputs and results. The paper leaves workspaces out. If no cut into
+segments keeps the limit with its workspaces, the policy runs Algorithm 3 again with a budget of zero, so that it saves as much
+memory as it can.
 
 Differences from the paper:
 
     - Latencies come from a device profile; the paper predicts them with an MLP.
-    - The operators that access tensors are the stretches of the jaxpr between two places where the step may be cut; in the paper
-      they are the operators of a framework.
+    - What counts as an operator is a stretch of the jaxpr between two places where the step may be cut; in the paper it is an
+      operator of a framework.
     - The paper runs these operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
       (`event_boundaries.py`). Other boundaries are added only where the limit requires them.
     - Algorithm 2 says when a copy to the host begins. Here it begins right after the last access, or when the copy that was

@@ -2,10 +2,9 @@
 
 An *absence* of a tensor is a stretch of the step in which it is on the host only (`analysis/absence.py`).
 
-For Algorithm 3, the graph was cut into *segments*, stretches of operators that are each compiled as one executable. The
-algorithm's schedule speaks of times, and of segments as if they were operators. The rest of `plan/` counts in *places*, the
-positions of the graph's own operators in their order of execution. Segment k covers the places `[boundaries[k], boundaries[k +
-1])`. Each swap becomes an absence with
+Algorithm 3 works on *segments*, stretches of operators that are each compiled as one executable, as if each were one operator.
+Its schedule gives times and segments. The rest of `plan/` counts in *places*, the positions of the graph's own operators in their
+order of execution. Segment k covers the places `[boundaries[k], boundaries[k + 1])`. Each swap becomes an absence with
 
     leave   the last place of the segment during which the copy to the host ends (or whose end releases the tensor)
     back    the first place of the segment during which the copy to the device begins
@@ -13,10 +12,10 @@ positions of the graph's own operators in their order of execution. Segment k co
 
 An absence that contains no boundary saves nothing and is left out.
 
-A recomputed tensor is *dropped* after the access that releases it: it is stored no longer. The recomputation also makes tensors
-between its inputs and its result. These are dropped after their last need. There is a difference from the schedule. The schedule
-keeps a recomputed tensor after its first recomputation, but `retention.py` computes a dropped tensor again for *every* later
-segment that needs it. That takes more time and less memory, except that the inputs of the recomputation must stay longer.
+A recomputed tensor is *dropped* after the access that releases it: it is stored no longer. So are the tensors that its
+recomputation makes on the way, after their last need. The result differs from the schedule in one point: the schedule keeps a
+tensor once it was recomputed, but `retention.py` computes a dropped tensor again for *every* later segment that needs it. That
+takes more time and mostly less memory.
 """
 
 from bisect import bisect_left

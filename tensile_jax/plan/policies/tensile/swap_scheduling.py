@@ -14,28 +14,27 @@ there is no room for the first swap-in, the swap-out is withdrawn and tried agai
 host memory is kept "until the last access of the tensor is finished". Before a further swap-in the tensor is therefore only
 released, not copied out again.
 
-The printed algorithm is ambiguous in places. This table says how the module reads the lines of Algorithm 2:
+Some printed lines of Algorithm 2 are ambiguous. The module reads them as follows (line numbers on the left):
 
-    14     The swap-in also fails if no TUA follows the swap-out. Line 18 then withdraws the swap-out. It would save nothing:
-           activity analysis releases a tensor that nothing needs any more, and a result must be there in the end.
+    14     The swap-in also fails if no TUA follows the swap-out, and line 18 withdraws the swap-out. It would save nothing: a
+           tensor that nothing needs any more is released anyway, and a result must be on the device in the end.
     19     The line says `latest_time`; the text says "we will update the Swap-Out Event's *earliest* start time". The module
            follows the text, since with the line as printed every try would be the same. `latest_time` is always the time of the
            peak, and the whole copy must end by then.
     22     "Choosing the largest tensor": ties go to the lower id. "Since the scheduling for each tensor can change the GPU memory
            peak, we must analyze the GPU memory peak and generate the swap events iteratively": a call ends at its first success.
     25     "Has not been swapped out": neither in an earlier call nor earlier in the loop.
-    26     Only with `across_iterations`; without it, an updated parameter is a tensor like others. The optimizer makes an updated
-           parameter in this iteration, and its first TUA is that of the old parameter in the *next* iteration. If the peak lies
-           before that TUA, the tensor in memory at the peak is the old parameter. To have it away then, the updated parameter is
-           swapped out in this iteration, after its last access, and swapped in during the next one. Neither copy crosses the
-           boundary, because "the Executor pauses to wait for the unfinished swap events" there.
+    26     This line holds only with `across_iterations`; without it, an updated parameter is a tensor like any other. The updated
+           parameter of this iteration is the old parameter of the *next* one, whose first use is in that iteration. To save
+           memory at a peak before that use, the updated parameter is swapped out after its last access in this iteration, and
+           swapped in during the next one. Neither copy crosses the end of the iteration, because "the Executor pauses to wait for
+           the unfinished swap events" there.
     28     SON is the number of a job's swapped tensors. MSR is a rate, "the rate of tensors swapped in a job to tensors swapped
            in the whole system". The condition is read as SON(job) / sum of SON <= MSR(job).
-    29-34  An old parameter that was on the host when the iteration began needs no swap-out, so for it only line 34, the release,
-           applies. With `across_iterations`, line 26 covers the time before its first TUA.
+    29-34  An old parameter that was on the host when the iteration began needs no second swap-out. It is only released (line 34).
 
-If the module has found no windows for a tensor, it does not try the tensor again with the same latest time or an earlier one. The
-link only ever gets fuller, so the tensor would fail again.
+A tensor for which no windows were found is not tried again with the same latest time or an earlier one. It would fail again,
+because the link only gets fuller.
 
 Several jobs share one link, and the rate of line 28 compares them. Each job has its own `SwapScheduling`, and all have the same
 `SharedLink`. `multi_job/joint_swaps.py` chooses the largest tensor among those of all jobs.
@@ -65,9 +64,9 @@ class SwappedOut:
     """`tensor` is not on the device between two operators: it leaves when `after` has ended, and `before` uses it next.
 
     The swap-out takes `[out_begin, out_end)` and the swap-in `[in_begin, in_end)`. Without `copies_out` the host has a copy
-    already, and the tensor is released at `out_end`. A swap across the iteration boundary consists of two records. The first is
-    the updated parameter's: its `before` is the number of operators, and its swap-in is empty, at the end of the iteration. The
-    second is the old parameter's: its `after` is -1, and its swap-out is empty, at time 0.
+    already, and the tensor is released at `out_end`. A swap across the iteration boundary has two records. In that of the updated
+    parameter, `before` is the number of operators, and the swap-in is empty, at the end of the iteration. In that of the old
+    parameter, `after` is -1, and the swap-out is empty, at time 0.
     """
 
     tensor: TensorId

@@ -5,17 +5,15 @@ one executable. A *node* is a group of consecutive operators; no schedule cuts i
 Every schedule has these bytes on the device:
 
     at the ends of an iteration      arguments and results, except state that may be on the host then
-    while a node runs                what the node reads and makes, further buffers that it needs, and every tensor that is needed
-                                     now or later and can neither be swapped nor computed again
+    while a node runs                what the node reads and makes, further buffers that it needs, and every tensor that is still
+                                     needed and can be neither swapped nor computed again
 
-A tensor that is written inside a segment is part of the segment's *workspace*, the memory beside its inputs and results. The
-search predicts a workspace as a weighted sum (`cost/workspace.py`), so this bound counts what a node reads and makes with the
-same weights. Two kinds of tensors do not count: updates, since each may take over the memory of the state that it replaces, and
-tensors that XLA does not write.
+The search predicts the *workspace* of a segment, the memory beside its inputs and results, as a weighted sum
+(`cost/workspace.py`). This bound counts what a node reads and makes with the same weights. It leaves out updates, since each may
+take over the memory of the state that it replaces, and tensors that XLA does not write.
 
-Once a segment has been compiled, XLA's sizes replace predictions. A bound made of predictions may then be too high, so only the
-ends of an iteration count. `bytes_at_ends` computes the bytes at the ends from the graph alone. They are also a lower bound on
-the memory of plain jit's executable. Sizes in bytes.
+Once segments have been compiled, a bound made of predictions may be too high, so only the ends of an iteration count.
+`bytes_at_ends` computes these from the graph alone. They also bound the memory of plain jit's executable. Sizes in bytes.
 """
 
 from tensile_jax.ir import Graph, TensorId

@@ -14,7 +14,7 @@ and 1 describe a plan:
     again(o, k)    the part of o that runs again during interval k
     later(o, k)    the part of o that runs again at any time after q(k)
 
-Rows for the tensors, where operator o makes t, which is made before q(k):
+Constraints on the tensors, where operator o makes t, and t is made before q(k):
 
     there(t, k + 1) <= there(t, k) + in(t, k) + again(o, k)
     in(t, k)        <= host(t, k + 1)
@@ -24,19 +24,19 @@ Rows for the tensors, where operator o makes t, which is made before q(k):
     there(u, k) + host(u, k) + later(o', k) >= later(o, k)
     again(o, k) + again(o, k + 1) + ...    >= later(o, k)
 
-The last three rows keep account of what is still to be made. Without them, the same half of a tensor could be made in two
-intervals and count as two different halves, that is, as the whole.
+The last three constraints count what is still to be made. Without them, one half of a tensor could be made twice and count as the
+whole.
 
-Rows for the memory, at every place:
+Constraints on the memory, at every place:
 
     caller + sum over t of there(t, k) * nbytes(t) + new results of the operator at q(k) <= budget
 
 `caller` is what the caller owns. there(t, k) is 1 for what the operator reads from memory. A result is new unless it takes over
 the memory of the state that it updates.
 
-Rows for the time. at(k) is when the operator at q(k) begins, work(k) is the computation until then, and delay(k) is what copies
-have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. T = at(K + 1) is
-the time of the step, which is minimised.
+Constraints on the time. at(k) is when the operator at q(k) begins, work(k) is the computation until then, and delay(k) is what
+copies have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. T = at(K +
+1) is the time of the step, which is minimised.
 
     work(k + 1) - work(k) = latencies of the operators in interval k + sum over o of again(o, k) * rerun_us(o)
     at(k + 1) - at(k)    >= work(k + 1) - work(k)
@@ -50,42 +50,36 @@ the device. If the state may be on the host across the iteration boundary, a par
 and the same part of its update is copied there by the end. A copy that is issued after the last segment takes nothing from
 computation, so it adds nothing to the delay.
 
-Why this is a lower bound. Any plan gives a solution: there(t, k) is 1 where t occupies memory while the segment that contains
-q(k) runs, and a copy that is under way counts by the part that has been transferred. What a segment computes again counts for the
-interval that reads it first; if a later interval reads it in the same segment, it occupies memory in between. This holds for
-every plan that `simulate.py` can simulate: a tensor may be recomputed once and then kept, leave several times, or come back at
-the final boundary. The bound takes over three assumptions of the planner: the order of the operators is that of the graph, what
-a heavy operator reads or makes is in memory then, and what a segment makes and needs later stays in memory until then.
+Why this is a lower bound: every plan that `simulate.py` can simulate gives a solution of these constraints. In it, there(t, k) is
+1 if t occupies memory while the segment with q(k) runs, and a copy under way counts by the part that has been transferred. What a
+segment computes again counts for the interval that reads it first. The bound shares three assumptions with the planner: operators
+run in the order of the graph; what a heavy operator reads or makes is in memory while it runs; and what a segment makes and needs
+later stays in memory until then.
 
-Light operators whose results XLA does not write to memory need care. They run where their results are read, at no cost within one
-segment. So if a tensor t costs nothing to compute from one other tensor, and the other tensor is no smaller than t, the linear
-program has only the other tensor. XLA does not write the result of a *join* either (a light operator that adds large tensors,
-such as a residual sum), but to run a join again costs something. It costs nothing if one segment runs both the join and the
-readers of its result. So a join is paid for only where such a segment would need more than the budget, and then once.
+XLA does not write the results of most light operators: they are computed where they are read, at no cost. So if a tensor t costs
+nothing to compute from one other tensor that is no smaller, the linear program has only the other tensor. A *join* is a light
+operator that adds large tensors, such as a residual sum. It costs nothing if one segment runs both the join and the readers of
+its result, and something otherwise. So a join is paid for, once, only if such a segment would need more than the budget.
 
-Copies that hide need segments, and each segment has a launch. A copy is issued at a boundary between segments. If it must have
-ended at the same boundary, it is *exposed*: nothing is computed meanwhile. Suppose one segment makes a tensor, the tensor is away
-during another one, and neither of its copies is exposed. That takes five segments: the one that makes the tensor, one beside each
-copy, the one without the tensor, and the one that reads it. State, and what the step returns, takes four. State may begin on the
-host, so no segment makes it, and the update of a state tensor is copied there beside the last segment. So the bound is the least
-of three:
+A copy can hide only beside a segment, and each segment has a launch. A copy that must end at the boundary at which it is issued
+is *exposed*: nothing is computed meanwhile. If no copy of a tensor is exposed, the plan has five segments: the one that makes the
+tensor, one beside the copy out, one without the tensor, one beside the copy in, and one that reads the tensor. For state, four
+suffice: it may begin on the host, and its update may be copied there beside the last segment. So the bound is the least of three:
 
     three segments or fewer   the program in which each tensor that comes back exposes a copy
     four                      the program in which only tensors that are neither inputs nor results do so, and three more launches
     five or more              the program as above, and four more launches
 
-A tensor that exposes a copy adds half of the time of its shorter copy, in proportion to the largest in(t, k). It is only half,
-because two exposed copies overlap if they have opposite directions and are issued when the last segment of the iteration has
-ended.
+A tensor that exposes a copy adds half of the time of its shorter copy, in proportion to the largest in(t, k). Only half counts,
+because two exposed copies in opposite directions may overlap at the end of the iteration.
 
-Cutting planes. Only some places are considered: first those at which most is stored. The solution of the program then says what
-is in memory at all other heavy operators. The places at which this is more than the budget are added, and the program is solved
-again. This ends when there are no such places, or when the program is too large for a few seconds. Each program gives a lower
-bound, and the largest counts. Small tensors count as if they took no memory, which lowers the bound a little. The program leaves
-out that a segment holds its inputs until it ends.
+Only some places are considered, which keeps the program small (cutting planes): first those at which most is stored. The solution
+says what is in memory at all other heavy operators. The places above the budget are added, and the program is solved again, until
+there are none or the program takes longer than a few seconds. Each program gives a lower bound, and the largest counts. Two
+things lower the bound a little: small tensors take no memory, and a segment need not hold its inputs to its end.
 
-The idea to describe keeping, moving and recomputing by fractions of one linear program follows POET (Patil et al., 2022) and
-Checkmate (Jain et al., 2020), whose programs are integer. HiGHS solves the program. Sizes in bytes, times in microseconds.
+POET (Patil et al., 2022) and Checkmate (Jain et al., 2020) also describe keeping, moving and recomputing by one program, with
+whole numbers instead of fractions. HiGHS solves the program. Sizes in bytes, times in microseconds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -153,7 +147,9 @@ def _solved(step: "_Step", budget_bytes: float, exposed: frozenset[int]) -> floa
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """An operator that makes items. If `fused`, a segment that contains it and a reader need not store its results."""
+    """An operator that makes items. If it is `fused`, a segment that contains it and a reader of its results need not
+    store them.
+    """
 
     place: int
     inputs: tuple[int, ...]
@@ -330,7 +326,7 @@ class _Program:
         self.rows.append((terms, bound))
 
     def _run(self, item: int, k: int, coefficient: float) -> Terms:
-        """again(o, k) for the maker o of the item, if it may run again."""
+        """The term of again(o, k), where o makes the item; no term if o never runs again."""
         o = self.step.maker[item]
         return [(self._column("again", o, k), coefficient)] if o >= 0 and self.step.makers[o].runs_again else []
 

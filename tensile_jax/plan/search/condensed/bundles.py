@@ -1,23 +1,21 @@
 """Groups the tensors of a very large step into bundles, so that the search decides about many tensors at once.
 
 The search decides about *significant* tensors, those that are large enough to matter. It works on a *condensed step*, whose
-operators form groups called *nodes* (`condensed_step.py`). With more tensors and nodes, a search takes longer. A step with more
-than `MOST_TENSORS` significant tensors is therefore condensed once more. The operators between two places where a segment
-(executable) may begin, a *stretch*, become one node. Significant tensors become one *bundle* if they are made in the same
-stretch, are first and last needed in the same other stretches, and are dropped by the same minimum cuts (not kept, but computed
-again: `analysis/minimum_cut.py`). The members of a bundle are on the device at the same times in every schedule.
+operators form groups called *nodes* (`condensed_step.py`). A step with more than `MOST_TENSORS` significant tensors is condensed
+once more, since the search would take too long. The operators between two places where a segment (executable) may begin form a
+*stretch*, which becomes one node. Significant tensors form one *bundle* if they are made in the same stretch, are first and last
+needed in the same other stretches, and are dropped (not kept, but computed again) by the same minimum cuts
+(`analysis/minimum_cut.py`). All members of a bundle are on the device at the same times.
 
-The search does not decide about tensors that are needed only in the stretch that makes them. Their bytes count as memory that the
-node needs while it runs. If XLA computes a tensor u from t on the fly, t is also needed where u is read: all terms of a sum live
-until the sum is read.
+A tensor that is needed only in the stretch that makes it is in no bundle. Its bytes count as memory that the node needs while it
+runs. If XLA computes a tensor u from t on the fly, t is also needed where u is read, so all terms of a sum live until the sum is
+read.
 
 A bundle is computed again as a whole. Its *recipe*, the operators that run again for it, starts from tensors of other stretches
-and from earlier bundles of its own stretch. Earlier bundles are those that more minimum cuts keep, so they are more likely to be
-there.
+and from bundles of its own stretch that more minimum cuts keep, since these are more likely to be on the device.
 
-A schedule of the bundled step is a schedule of the condensed step in which members of a bundle share their *residencies*, the
-intervals in which they are on the device. The bundled step counts slightly more memory than the condensed step, because all
-members of a bundle count from the beginning of their stretch to the end of the last stretch that needs one of them.
+The bundled step counts slightly more memory than the condensed step: all members of a bundle count from the beginning of their
+stretch to the end of the last stretch that needs one of them.
 
 Sizes in bytes, times in microseconds.
 """

@@ -12,11 +12,11 @@ executable; boundaries lie between segments. Every tensor of the step belongs to
     derived       any other large tensor: XLA fuses it into its readers, so each segment computes it again from its inputs
 
 A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment
-consists of the nodes between two boundaries. Nodes read and make significant tensors only. If a node reads a derived tensor, it
-counts as reading the significant tensors from which the derived tensor is computed. A *recipe* says how to compute significant
-tensors again: it runs the operator that makes them once more. To compute a derived tensor again mostly costs nothing. It takes
-time if XLA writes the tensor to memory, because a heavy operator (one that XLA runs as a kernel of its own) reads it. A segment
-that needs such a tensor, and does not contain the operator that makes it, takes this time once.
+consists of the nodes between two boundaries. A node counts as reading significant tensors only: instead of a derived tensor, it
+reads the significant tensors from which the derived tensor is computed. A *recipe* says how to compute significant tensors again,
+by running the operator that makes them once more. Computing a derived tensor again mostly costs nothing. It takes time if a heavy
+operator (one that XLA runs as a kernel of its own) reads the tensor, since XLA then writes it to memory. A segment that needs
+such a tensor without containing its operator takes this time once.
 
 Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
 bytes, times in microseconds.

@@ -1,11 +1,10 @@
 """Computes what a segment runs, and how much time and memory the segment needs, from the tensors at its beginning and its end.
 
-A *segment* is a stretch of operators that is compiled as one executable. A segment consists of nodes `[begin, end)` of a
-condensed step: *nodes* are groups of consecutive operators, and the only tensors are large ones (`condensed/condensed_step.py`).
-The segment begins with the tensors `there` on the device, and must also leave the tensors `wanted` there. If a node reads a
-tensor that is neither there nor made by an earlier node of the segment, the tensor's *recipe*, the operators that make it,
-computes it again right before the node. If inputs of a recipe are missing, they are computed again in the same way. Wanted
-tensors that are still missing are computed again at the end.
+A *segment* is a stretch of operators that is compiled as one executable. Here it consists of the *nodes* `[begin, end)`, groups
+of consecutive operators of a condensed step, which has large tensors only (`condensed/condensed_step.py`). The segment begins
+with the tensors `there` on the device, and must also leave the tensors `wanted` on the device. If a node reads a tensor that is
+missing, the tensor's *recipe*, the operators that make it, runs right before the node. Missing inputs of a recipe are computed
+again in the same way, and wanted tensors that are still missing at the end.
 
 Two numbers bound the memory that XLA needs beside the inputs and the results of the segment, if it runs a given order of steps
 (nodes and recipes):
@@ -18,8 +17,7 @@ A *temporary* is a tensor that the segment makes, that XLA writes to memory, and
 that does not take over the memory of the state that it replaces. The *extra bytes* of a step are buffers that only this step
 needs, such as copies of operands in another layout. XLA holds the inputs until the segment ends, and the buffers of results from
 the start of the segment. In `alone`, temporaries have buffers of their own. In `shared`, they use the buffers of results that are
-not made yet. If XLA does not write the result of a light operator (one that it fuses into its neighbours), the operator runs
-where the result is read. So the operator's inputs live until then.
+not made yet. An operator whose result XLA does not write runs where the result is read, so its inputs live until then.
 
 XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order
 `early`, it runs at the beginning of the segment. What XLA needs lies between shared(late) and alone(early) (`workspace.py`).

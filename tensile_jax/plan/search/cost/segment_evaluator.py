@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 class Evaluated(NamedTuple):
     """A segment's account, the bytes of its results, and microseconds of writing what would not be written otherwise.
 
-    The account is the same if other tensors are there when the segment begins, unless they are `asked` for.
+    Only the tensors `asked` matter at the beginning: whether others are on the device then does not change the account.
     """
 
     account: SegmentAccount
@@ -246,7 +246,9 @@ class Evaluator:
         return new
 
     def found(self, how: str, arguments: object, find: Callable[[], Found]) -> Found:
-        """What `find` finds. If it was found in this way with these arguments last, it is not sought again."""
+        """The result of `find`. If the latest search of this kind had the same arguments, its result is returned without a new
+        search.
+        """
         return self._found.of(how, arguments, find)
 
     def key(self, a: int, b: int, again: int, wanted: int) -> SegmentKey:

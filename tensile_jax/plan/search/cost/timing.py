@@ -100,7 +100,7 @@ class Timing(NamedTuple):
 
 
 def timed(us: Sequence[float], out_us: Mapping[Span, float], into_us: Mapping[Span, float], copy_share: float) -> Timing:
-    """The timing of segments that take so long each.
+    """The timing of a schedule whose segments take these times.
 
     Args:
         out_us, into_us: by span, the time of the copies to the host, and of those from it.

@@ -3,12 +3,12 @@
 A *schedule* is a plan while it is searched: where the step is cut into *segments*, each compiled as one executable, and when each
 tensor is on the device.
 
-    repair    While segments exceed the limit of memory, makes the move that adds the least time for each byte above the limit
-              that it removes. A repair begins with higher limits, so that the highest peaks are lowered first.
+    repair    While segments exceed the memory limit, makes the move that adds the least time for each byte by which it lowers the
+              excess. A repair begins with higher limits, so that the highest peaks are lowered first.
     improve   Makes every change that saves time and stays under the limit: keeps tensors, merges segments, shifts copies. Then
-              tries changes that exceed the limit, those that save most time for each byte first, and repairs the schedule. A
-              change is kept if the repaired schedule is faster than before. A round ends after several failures in a row. Further
-              rounds follow while they save enough time.
+              tries changes that exceed the limit, those that save most time for each byte first, and repairs the schedule after
+              each. It keeps a change if the repaired schedule is faster than before. A round ends after several failures in a
+              row. Further rounds follow while they save enough time.
 
 No move exceeds the limit of host memory. The search is bounded by a number of moves, not by time, so the result is always the
 same.
@@ -56,8 +56,8 @@ def repair(
     The first limits are higher, from `_STAGE` times the peak down, so that the highest peaks are lowered first. `evaluations` is
     the most segments that are evaluated.
 
-    A repair gives up early in two cases: if, at the rate so far, `most` moves would not suffice; or if the result would be slower
-    than `upper` even if each further byte took only a quarter of the time so far.
+    A repair gives up early in two cases: `most` moves would not suffice at the rate so far, or the result would be slower than
+    `upper` even if each further byte took only a quarter of the time so far.
     """
     begun, begun_us, end = schedule.excess(limit), schedule.cost, schedule.evaluator.evaluated + evaluations
     stage = max(limit, _STAGE * schedule.peak)
@@ -195,14 +195,16 @@ def released(
 
 
 def made_later(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
-    """A result of the step is made by the last segment, or by the one with the least peak, and not kept until then."""
+    """Makes a result of the step later: in the last segment, or in the one with the least peak, and does not keep it
+    until then.
+    """
     behind = range(gap.after + 1, schedule.count)
     for before in sorted({min(behind, key=schedule.peaks.__getitem__), behind[-1]}) if behind else ():
         yield from dropped(gap._replace(before=before))
 
 
 def dropped(gap: Gap) -> Iterator[Lowering]:
-    """The tensor is not on the device in the gap, and is computed again; with or without what it is computed from."""
+    """Drops the tensor in the gap, so that it is computed again: with its sources kept, and without."""
     for keep_sources in (False, True):
         yield partial(residency_moves.drop, gap=gap, keep_sources=keep_sources)
 
@@ -281,7 +283,7 @@ def _merged_under(schedule: Schedule, i: int, limit: float) -> Schedule | None:
 
 
 def absences_with(schedule: Schedule, j: int) -> Iterator[Lowering]:
-    """A tensor that is only on its way in segment j is absent there: it is gone sooner, or comes back later."""
+    """Extends absences to segment j for tensors that are only on their way there: they leave sooner, or come back later."""
     for t in sorted(schedule.swapped):
         residencies = schedule.residencies[t]
         for number, (one, two) in enumerate(pairwise(residencies)):

@@ -1,11 +1,11 @@
-"""Changes when a tensor is on the device: each move makes a new schedule from another one, or None if the new one cannot run.
+"""Changes when a tensor is on the device. Each move makes a new schedule, or gives None if that schedule could not run.
 
 A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
-executable. A segment *needs* a tensor that its operators read. A *gap* is a time in which a tensor is on the device and no
+executable. A segment *needs* a tensor if its operators read it. A *gap* is a time in which a tensor is on the device and no
 segment needs it: between two segments that need it, or between the last one and the end of the iteration.
 
     drop          a tensor is not kept through a gap, but computed again by the segment after the gap
-    keep          the opposite: a tensor that a segment computes again is kept on the device from where it was before
+    keep          the opposite: a tensor is kept on the device for a segment that would compute it again
     swap          a tensor is on the host during a gap
     stay          the opposite: a tensor that was on the host during a gap is kept on the device instead
     shift         a swap begins or ends at other segments, so that its copies get more or less time

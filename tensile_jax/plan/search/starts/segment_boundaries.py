@@ -1,15 +1,14 @@
 """Cuts a step into segments: the cheapest boundaries with which every segment stays under a limit, by dynamic programming.
 
-A *segment* is a stretch of operators that is compiled as one executable. The tensors on the device at each possible boundary are
-given. So the cost and the peak of a segment depend on its two ends only, and the cheapest cut of the step is a shortest path.
-From each boundary, longer and longer segments are tried, until several in a row exceed the limit. Exceeding the limit is
-penalised so heavily that it happens only when unavoidable. With the option `spread`, the penalty for each byte is small, and
-grows with the length of the segment. Then many segments exceed the limit, but only by little, and moves can repair that
-(`moves/local_search.py`).
+A *segment* is a stretch of operators that is compiled as one executable. The caller says which tensors are on the device at each
+possible boundary. So the cost and the peak of a segment depend only on its two ends, and the cheapest cut of the step is a
+shortest path. From each boundary, longer and longer segments are tried, until several in a row exceed the limit. Exceeding the
+limit is penalised so heavily that it happens only when unavoidable. The option `spread` is for schedules that are repaired
+afterwards (`moves/local_search.py`): the penalty is small and grows with the length of the segment, so that many segments exceed
+the limit by little.
 
-Evaluating a long segment takes long. So the module first considers only a few boundaries, where least is stored. If segments of
-the cut exceed the limit, the module considers all possible boundaries. This is fast enough, because segments under a tight limit
-are short.
+Evaluating a long segment takes long. So the module first considers only a few boundaries, where least is stored. Only if the cut
+exceeds the limit does it consider all of them. This is fast enough, because segments under a tight limit are short.
 
 Sizes in bytes, times in microseconds.
 """

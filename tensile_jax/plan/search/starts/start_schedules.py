@@ -1,4 +1,4 @@
-"""Makes the schedules that the search starts from: the tensors that a minimum cut keeps, with given boundaries between segments.
+"""Makes the schedules that the search starts from, by the tensors that a minimum cut keeps and given boundaries between segments.
 
 A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
 executable. A minimum cut divides the tensors into kept and dropped ones (`analysis/minimum_cut.py`). A kept tensor is on the
