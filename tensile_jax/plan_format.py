@@ -136,7 +136,8 @@ class Plan(ShownAsText):
         workspaces: "predicted" before compiling: every workspace, and with it every `device_bytes` and the peak, is an estimate.
             "compiled" once the sizes of the compiled segments have replaced the estimates. Times are always predictions.
         peak_segment: the index of the segment that needs most.
-        floor_bytes: the smallest budget for which there is a plan.
+        floor_bytes: a budget for which there is a plan of the step in this form, hardly above the smallest one. If the notes say
+            that the step was rewritten, it may need less in another form. `BudgetTooSmall` names the least of all.
         floor_tensors: the names of the largest inputs and constants of the step, which make up much of the floor.
         jit_peak_bytes: the peak of plain `jax.jit`; None if it has not been compiled.
         step_us, stall_us, recomputed_us: predicted time of an iteration, of waiting for copies in it, and of recomputation in it.
