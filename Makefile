@@ -9,7 +9,7 @@ SOAK_MINUTES ?= 30
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-allocator bench-call bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean results bench-memory bench-mesh bench-mesh-largest bench-workloads
+.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-allocator bench-call bench-checkpointing bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean results bench-memory bench-mesh bench-mesh-largest bench-workloads
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ bench-allocator: $(VENV)/.installed ## the model of XLA's allocator beside what 
 
 bench-call: $(VENV)/.installed ## what a call costs beside plain jit's, for a state of 300 arrays
 	$(BIN)/python -m benchmarks.call
+
+bench-checkpointing: $(VENV)/.installed ## jax.checkpoint placed by hand beside budgets of the same bytes
+	$(BIN)/python -m benchmarks.checkpointing
 
 bench-cluster: $(VENV)/.installed ## 18 jobs on a Ray cluster of six devices, beside Ray's own shares; and with a node killed
 	$(BIN)/python -m benchmarks.cluster

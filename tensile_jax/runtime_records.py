@@ -4,7 +4,8 @@ copies.
     Status     ::= budgets, bytes, link  JobStatus*    a snapshot of the runtime and of its jobs
     JobReport                                          what was measured of one job
     JobEvent                                           something that happened to a job; the runtime reports each when it happens
-    Record     ::= Span*  Level*                       when each launch and copy ran, and how many bytes were on the device
+    Record     ::= Span*  Level*  Stage*               when each launch and copy ran, how many bytes were on the device, and
+                                                       what each job went through before its first iteration
 
 A job goes through the following states. Until it has ended, it may also be paused and resumed, fail, or be cancelled:
 
@@ -192,12 +193,34 @@ class Level:
         return sum(self.jobs.values())
 
 
+StageName = Literal["preparing", "compiling", "queued"]
+"""What a job does before its first iteration. `preparing` is all but compiling: first batch, tracing, planning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a job did before its first iteration, over `[begin_us, end_us)`.
+
+    Attributes:
+        note: what exactly it did, or why it waited.
+        ended: how the job ended at `end_us`; None if it went on.
+    """
+
+    name: StageName
+    job: str
+    note: str
+    begin_us: float
+    end_us: float
+    ended: Literal["finished", "failed", "cancelled"] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a runtime recorded, in order of time."""
+    """What a runtime recorded, in order of time. Records that older versions wrote have no stages."""
 
     spans: tuple[Span, ...]
     levels: tuple[Level, ...]
+    stages: tuple[Stage, ...] = ()
 
 
 def _job_lines(report: JobReport) -> Iterator[str]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.paper.published import FIRST, MIXED, MODELS, PHASES, SINGLE, TITLES, Figures
+from tensile_jax.pages.policy_looks import LOOKS
+from tensile_jax.pages.traces import GRAY
 
 Document = Mapping[str, Any]
 
@@ -286,17 +288,20 @@ def _curves(document: Document, results: Path) -> None:
 
     models = _rows_of(document, "curve")
     figure, panels = plt.subplots(1, len(models), figsize=(3.2 * len(models), 3.2), sharey=True, squeeze=False)
-    marks = (("vdnn", "v", "vDNN"), ("capuchin", "s", "Capuchin"), ("tensile", "o", "TENSILE"), ("checkpoint", "^", "checkpoint"))
+    marks = (("vdnn", "vDNN"), ("capuchin", "Capuchin"), ("tensile", "TENSILE"), ("checkpoint", "checkpoint"))
+    auto = LOOKS["auto"]
     for panel, (model, rows) in zip(panels[0], models, strict=True):
         drawn = sorted((row for row in rows if "msr" in row), key=lambda row: row["msr"])
-        panel.plot([row["msr"] for row in drawn], [row["eor"] for row in drawn], color="tab:blue", marker=".", label="auto")
+        x, y = [row["msr"] for row in drawn], [row["eor"] for row in drawn]
+        panel.plot(x, y, color=auto.colour, marker=auto.marker, markersize=3.5, label="auto")
         bounds = sorted((1 - row["share"], row["bound_eor"]) for row in rows if "bound_eor" in row)
         if bounds:
-            panel.plot([x for x, _ in bounds], [y for _, y in bounds], color="tab:gray", linestyle=":", label="bound")
+            panel.plot([x for x, _ in bounds], [y for _, y in bounds], color=GRAY, linestyle=":", label="bound")
         single = document.get("single", {}).get(model, {})
-        for name, mark, label in marks:
+        for name, label in marks:
             if "msr" in single.get(name, {}):
-                panel.plot(single[name]["msr"], single[name]["eor"], mark, label=label, markersize=6)
+                look = LOOKS[name]
+                panel.plot(single[name]["msr"], single[name]["eor"], look.marker, color=look.colour, label=label, markersize=6)
         panel.set_title(TITLES[model])
         panel.set_xlim(0, 1)
         panel.set_ylim(0.8, 3)

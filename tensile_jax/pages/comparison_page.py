@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from os import PathLike
 
 from tensile_jax.pages.page import Cell, Column, Page, Plot, Table, refuse_without_plotly, write_page
-from tensile_jax.pages.traces import COLOURS, GRAY, Trace, line
+from tensile_jax.pages.policy_looks import BOUND, LOOKS, PLAIN_JIT
+from tensile_jax.pages.traces import GRAY, Trace, line
 from tensile_jax.plan.comparison import Comparison, Entry
 from tensile_jax.units import format_bytes
 
@@ -62,7 +63,7 @@ def page_of(made: Comparison) -> Page:
 def _entries(made: Comparison) -> Iterator[tuple[str, Entry]]:
     """The name and the figures of each plan, each plan once."""
     seen: set[tuple[str, Entry]] = set()
-    several = [("plain jit", made.whole), ("none", made.vanilla)]
+    several = [(PLAIN_JIT, made.whole), ("none", made.vanilla)]
     several += [(entry.policy, entry) for entry, _ in made.least]
     several += [("auto", entry) for entry in made.curve]
     several += [(entry.policy, entry) for at in made.budgets for entry in at.entries]
@@ -75,16 +76,16 @@ def _entries(made: Comparison) -> Iterator[tuple[str, Entry]]:
 def _traces(made: Comparison, entries: tuple[tuple[str, Entry], ...]) -> Iterator[Trace]:
     curve = sorted({(entry.msr, entry.eor) for entry in made.curve})
     hover = "MSR %{x:.3f}, EOR %{y:.3f}"
-    yield line("auto", [m for m, _ in curve], [e for _, e in curve], COLOURS[0], step=False, hover=hover, mode="lines+markers")
+    x, y = [m for m, _ in curve], [e for _, e in curve]
+    yield line("auto", x, y, LOOKS["auto"].colour, step=False, hover=hover, mode="lines+markers")
     bounds = sorted((1 - b.budget_bytes / made.vanilla.peak_bytes, b.bound_eor) for b in made.budgets if b.bound_eor is not None)
-    bound = "no plan without chunks is faster"
-    yield line(bound, [m for m, _ in bounds], [e for _, e in bounds], GRAY, step=False, dash="dot", hover=hover)
-    names = [name for name in dict.fromkeys(name for name, _ in entries) if name != "auto"]
-    for place, name in enumerate(names, start=1):
+    yield line(BOUND, [m for m, _ in bounds], [e for _, e in bounds], GRAY, step=False, dash="dot", hover=hover)
+    for name in dict.fromkeys(name for name, _ in entries if name != "auto"):
         some = [entry for other, entry in entries if other == name]
-        colour = COLOURS[place % len(COLOURS)]
+        look = LOOKS[name]
         texts = [f"{name}<br>{format_bytes(e.peak_bytes)}, MSR {e.msr:.3f}, EOR {e.eor:.3f}" for e in some]
-        yield line(name, [e.msr for e in some], [e.eor for e in some], colour, step=False, mode="markers", texts=texts)
+        x, y = [e.msr for e in some], [e.eor for e in some]
+        yield line(name, x, y, look.colour, step=False, mode="markers", texts=texts, symbol=look.symbol)
 
 
 def _row(name: str, entry: Entry) -> tuple[Cell, ...]:

@@ -1,4 +1,4 @@
-"""Makes the page of a run of several jobs: how much each job held over time, and when each computed and copied.
+"""Makes the page of a run of several jobs: how much each job held over time, and when each was prepared, computed and copied.
 
 The page shows the same as the picture of a run (`cli/pictures/memory.py`). Times are in seconds since the run began.
 """
@@ -9,13 +9,19 @@ from os import PathLike
 
 from tensile_jax.pages.levels import reduce_levels
 from tensile_jax.pages.page import Cell, Column, Page, Plot, Table, refuse_without_plotly, write_page
-from tensile_jax.pages.traces import COLOURS, GRAY, Span, Trace, Unit, area, line, spans, unit_of
-from tensile_jax.runtime_records import Level, Record
+from tensile_jax.pages.traces import COLOURS, GRAY, Span, Trace, Unit, area, lane_marks, line, spans, unit_of
+from tensile_jax.runtime_records import Level, Record, Stage, StageName
 from tensile_jax.runtime_records import Span as Recorded
 from tensile_jax.units import format_bytes
 
 _COLUMNS = 1500  # of a curve and of a lane: about as many as a wide screen has pixels across the plot
 _LANES = {"compute": "computes", "out": "to the host", "into": "to the device"}
+_BEFORE = "before it runs"
+_STAGES: Mapping[StageName, tuple[str, str]] = {
+    "preparing": ("#b0b0b0", ""), "compiling": (GRAY, "/"), "queued": ("#5f5f5f", "."),
+}  # fmt: skip
+"""The colour and the pattern of each stage before the first iteration."""
+_ENDS = {"cancelled": "x", "failed": "triangle-down"}
 
 
 def save_run(record: Record, path: str | PathLike[str], *, title: str, jit_peaks: Mapping[str, int] | None = None) -> None:
@@ -41,26 +47,39 @@ def page_of(record: Record, *, title: str, jit_peaks: Mapping[str, int]) -> Page
     """
     if not record.levels:
         raise ValueError("The record is empty: nothing ran on the device. Run the jobs for at least a step.")
-    begin_us = record.levels[0].time_us
-    end_us = max(record.levels[-1].time_us, begin_us + 1, *(span.end_us for span in record.spans))
+    begin_us = min([record.levels[0].time_us, *(stage.begin_us for stage in record.stages)])
+    end_us = max(record.levels[-1].time_us, begin_us + 1, *(one.end_us for one in (*record.spans, *record.stages)))
     shown = reduce_levels(record.levels, columns=_COLUMNS, begin_us=begin_us, end_us=end_us, height=_planned)
-    jobs = list(dict.fromkeys([*(job for level in record.levels for job in level.jobs), *(span.job for span in record.spans)]))
+    ran = [*(job for level in record.levels for job in level.jobs), *(span.job for span in record.spans)]
+    jobs = list(dict.fromkeys([*ran, *(stage.job for stage in record.stages)]))
     colours = {job: COLOURS[place % len(COLOURS)] for place, job in enumerate(jobs)}
-    together = sum(jit_peaks[job] for job in jobs) if set(jobs) <= jit_peaks.keys() else None
+    together = sum(jit_peaks[job] for job in set(ran)) if set(ran) <= jit_peaks.keys() else None
     highest = max(max(level.planned_bytes, level.budget_bytes) for level in record.levels)
     unit = unit_of(max(highest, together or 0))
-    lanes = tuple(dict.fromkeys(f"{job}: {_LANES[lane]}" for job in jobs for lane in _LANES if _used(record, job, lane)))
+    waited = {stage.job for stage in record.stages}
+    lanes = tuple(
+        lane
+        for job in jobs
+        for lane in (
+            *((f"{job}: {_BEFORE}",) if job in waited else ()),
+            *(f"{job}: {_LANES[lane]}" for lane in _LANES if _used(record, job, lane)),
+        )
+    )
     return Page(
         title=title,
         subtitle="The areas are what the controller's account says that each job holds; the dots are measured.",
         figures=_figures(record, together),
         description=(
             f"Above, the device memory of {len(jobs)} jobs over {end_us / 1e6:.4g} seconds, stacked; the highest is "
-            f"{format_bytes(max(map(_planned, record.levels)))}. Below, when each job computed and copied. The table has "
-            "the jobs."
+            f"{format_bytes(max(map(_planned, record.levels)))}. Below, when each job was prepared, waited, computed and copied. "
+            "The table has the jobs."
         ),
         plots=(Plot(f"on the device [{unit.name}]", 360), Plot("", 40 + 22 * len(lanes), lanes=lanes)),
-        traces=(*_areas(record, shown, jobs, colours, unit, end_us, together), *_lanes(record, colours, end_us - begin_us)),
+        traces=(
+            *_areas(record, shown, jobs, colours, unit, end_us, together),
+            *_stages(record.stages),
+            *_lanes(record, colours, end_us - begin_us),
+        ),
         x_title="time [s]",
         x_range=(begin_us / 1e6, end_us / 1e6),
         table=Table("Jobs", _OF_JOBS, tuple(_row(record, job, jit_peaks) for job in jobs)),
@@ -100,6 +119,23 @@ def _areas(
         yield line(name, [x[0], x[-1]], [together / unit.nbytes] * 2, GRAY, dash="dot")
 
 
+def _stages(stages: Sequence[Stage]) -> Iterator[Trace]:
+    """The stages before the first iteration, and the ends of jobs that never ran."""
+    for name, (colour, pattern) in _STAGES.items():
+        several = [_stage(stage) for stage in stages if stage.name == name and stage.end_us > stage.begin_us]
+        if several:
+            yield spans(name, several, colour, row=2, pattern=pattern, in_legend=True)
+    for ended, symbol in _ENDS.items():
+        several = [_stage(stage) for stage in stages if stage.ended == ended]
+        if several:
+            yield lane_marks(ended, [(s.lane, s.end, f"{ended} before it ran: {s.text}") for s in several], symbol, row=2)
+
+
+def _stage(stage: Stage) -> Span:
+    text = f"{stage.name}: {stage.note}" if stage.note else stage.name
+    return Span(f"{stage.job}: {_BEFORE}", stage.begin_us / 1e6, stage.end_us / 1e6, text.replace("<", "&lt;"))
+
+
 def _lanes(record: Record, colours: Mapping[str, str], whole_us: float) -> Iterator[Trace]:
     """The lanes of each job. Spans between which there is less than a column are drawn as one."""
     gap_us = whole_us / _COLUMNS
@@ -129,8 +165,9 @@ def _span_of(group: Sequence[Recorded], lane: str) -> Span:
 
 
 _OF_JOBS = (
-    Column("job"), Column("most held", number=True), Column("plain jit's peak", number=True), Column("computed [s]", number=True),
-    Column("copied", number=True), Column("steps", number=True),
+    Column("job"), Column("most held", number=True), Column("plain jit's peak", number=True), Column("prepared [s]", number=True),
+    Column("queued [s]", number=True), Column("computed [s]", number=True), Column("copied", number=True),
+    Column("steps", number=True),
 )  # fmt: skip
 
 
@@ -141,9 +178,13 @@ def _row(record: Record, job: str, jit_peaks: Mapping[str, int]) -> tuple[Cell, 
     copied = sum(span.nbytes for span in own if span.lane != "compute")
     steps = len({span.step for span in own})
     plain = jit_peaks.get(job)
+    waits = [stage for stage in record.stages if stage.job == job]
+    queued = sum(stage.end_us - stage.begin_us for stage in waits if stage.name == "queued") / 1e6
+    prepared = sum(stage.end_us - stage.begin_us for stage in waits) / 1e6 - queued
     return (
         job, (most, format_bytes(most)), (-1, "") if plain is None else (plain, format_bytes(plain)),
-        (computed, f"{computed:.4g}"), (copied, format_bytes(copied)), (steps, str(steps)),
+        *((seconds, f"{seconds:.4g}") for seconds in (prepared, queued, computed)),
+        (copied, format_bytes(copied)), (steps, str(steps)),
     )  # fmt: skip
 
 

@@ -67,13 +67,14 @@ def area(name: str, x: Sequence[float], nbytes: Sequence[float], unit: Unit, col
 
 def line(
     name: str, x: Sequence[float], values: Sequence[float], colour: str, *, row: int = 1, dash: str = "solid", step: bool = True,
-    hover: str = "%{y:.4~g}", mode: str = "lines", texts: Sequence[str] = (),
+    hover: str = "%{y:.4~g}", mode: str = "lines", texts: Sequence[str] = (), symbol: str = "circle",
 ) -> Trace:  # fmt: skip
-    """A line, or points (`mode="markers"`)."""
+    """A line, or points (`mode="markers"`) with a symbol."""
     made: Trace = {
         "type": "scatter", "mode": mode, "name": name, "x": list(x), "y": [_rounded(v) for v in values],
         "line": {"color": colour, "dash": dash, "width": 1.8, "shape": "hv" if step else "linear"},
-        "marker": {"color": colour, "size": 8}, "hovertemplate": f"{name}: {hover}<extra></extra>", "yaxis": _axis(row),
+        "marker": {"color": colour, "size": 8, "symbol": symbol},
+        "hovertemplate": f"{name}: {hover}<extra></extra>", "yaxis": _axis(row),
     }  # fmt: skip
     return {**made, "text": list(texts), "hovertemplate": "%{text}<extra></extra>"} if texts else made
 
@@ -91,13 +92,25 @@ def bands(name: str, several: Sequence[Band], unit: Unit, colour: str, *, row: i
     }  # fmt: skip
 
 
-def spans(name: str, several: Sequence[Span], colour: str, *, row: int) -> Trace:
-    """Spans in lanes, in one colour."""
+def spans(
+    name: str, several: Sequence[Span], colour: str, *, row: int, pattern: str = "", in_legend: bool = False
+) -> Trace:  # fmt: skip
+    """Spans in lanes, in one colour and with one pattern, as plotly names it."""
     return {
-        "type": "bar", "orientation": "h", "name": name, "showlegend": False, "base": [_rounded(s.begin) for s in several],
+        "type": "bar", "orientation": "h", "name": name, "showlegend": in_legend, "base": [_rounded(s.begin) for s in several],
         "x": [_rounded(s.end - s.begin) for s in several], "y": [s.lane for s in several], "width": 0.8,
         "text": [s.text for s in several], "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"color": colour, "line": dict(_EDGE)}, "yaxis": _axis(row),
+        "marker": {"color": colour, "line": dict(_EDGE), "pattern": {"shape": pattern}}, "yaxis": _axis(row),
+    }  # fmt: skip
+
+
+def lane_marks(name: str, several: Sequence[tuple[str, float, str]], symbol: str, *, row: int) -> Trace:
+    """Marks in lanes: (lane, x, hover) of each."""
+    return {
+        "type": "scatter", "mode": "markers", "name": name, "x": [_rounded(x) for _, x, _ in several],
+        "y": [lane for lane, _, _ in several], "text": [text for _, _, text in several], "cliponaxis": False,
+        "marker": {"symbol": symbol, "size": 10, "color": "#d55e00"}, "hovertemplate": "%{text}<extra></extra>",
+        "yaxis": _axis(row),
     }  # fmt: skip
 
 

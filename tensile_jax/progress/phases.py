@@ -54,6 +54,11 @@ def phase_title(what: str, of: int) -> str:
     return f"{_COMPILING}{of} {what.removeprefix(_COMPILING)}" if compiles_parts else phase_words(what, 0, 1)
 
 
+def is_compiling(words: str) -> bool:
+    """Whether the words of a phase, as `phase_words` or `phase_title` give them, say that something is compiled."""
+    return words.startswith(_COMPILING)
+
+
 @dataclass(frozen=True, slots=True)
 class CallPhases:
     """What a call was told to be doing.

@@ -13,7 +13,7 @@ def check_format(trace: dict[str, Any]) -> None:
     tracks = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     processes = {e["pid"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     for event in events:
-        assert event["ph"] in "MXC"
+        assert event["ph"] in "MXCi"
         assert isinstance(event["name"], str)
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
         assert event["pid"] in processes

@@ -1,6 +1,8 @@
-"""A small record of a run for tests: two jobs, of which the second arrives at 100 us, and one copy in each direction."""
+"""Small records of runs for tests: two jobs, of which the second arrives at 100 us, and one copy in each direction."""
 
-from tensile_jax.runtime_records import JobStatus, Level, Record, Span, Status
+from dataclasses import replace
+
+from tensile_jax.runtime_records import JobStatus, Level, Record, Span, Stage, Status
 
 MIB = 2**20
 
@@ -19,6 +21,22 @@ RECORD = Record(
         Level(300.0, 8 * MIB, {"a": 4 * MIB}, 4 * MIB),
     ),
 )
+
+WITH_STAGES = Record(
+    spans=tuple(replace(span, begin_us=span.begin_us + 100.0, end_us=span.end_us + 100.0) for span in RECORD.spans),
+    levels=tuple(replace(level, time_us=level.time_us + 100.0) for level in RECORD.levels),
+    stages=(
+        Stage("preparing", "a", "tracing", 20.0, 50.0),
+        Stage("compiling", "a", "compiling 2 segments", 50.0, 100.0),
+        Stage("preparing", "b", "planning", 110.0, 140.0),
+        Stage("compiling", "b", "compiling 2 segments", 140.0, 170.0),
+        Stage("queued", "b", "needs 5 MiB", 170.0, 200.0),
+        Stage("preparing", "c", "tracing", 180.0, 220.0),
+        Stage("queued", "c", "needs 9 MiB", 220.0, 450.0, "cancelled"),
+        Stage("preparing", "d", "tracing", 300.0, 340.0, "failed"),
+    ),
+)
+"""The same 100 us later, with what the jobs went through before their first iteration, and two more that ended there."""
 
 STATUS = Status(
     time_s=12.3,

@@ -4,7 +4,7 @@ from tensile_jax.pages import comparison_page, memory_page, plan_page, run_page
 from tensile_jax.pages.page import Page
 from tensile_jax.plan.comparison import AtBudget, Comparison, Entry
 from tests.cli.plans import PLAN
-from tests.cli.records import RECORD
+from tests.cli.records import WITH_STAGES
 from tests.memory_report.reports import report_of
 
 
@@ -26,6 +26,6 @@ def pages() -> dict[str, Page]:
     return {
         "memory": memory_page.page_of(report),
         "plan": plan_page.page_of(PLAN, memory=report),
-        "run": run_page.page_of(RECORD, title="Device memory of a run", jit_peaks={}),
+        "run": run_page.page_of(WITH_STAGES, title="Device memory of a run", jit_peaks={}),
         "comparison": comparison_page.page_of(comparison()),
     }

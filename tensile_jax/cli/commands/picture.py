@@ -20,8 +20,9 @@ from tensile_jax.plan_format import Plan
 def picture(source: Path, output: Path | None, html: Path | None, from_s: float | None, to_s: float | None) -> None:
     """Draw the device memory of the run in the folder RUN, or of the plan in PLAN.JSON.
 
-    For a run: what is planned for each job, what was measured, and the budget; below, when each job computed and when the link
-    was busy. Seconds count from the beginning of the run. For a plan: what is on the device in each segment, by role.
+    For a run: what is planned for each job, what was measured, and the budget; below, when each job was prepared, compiled and
+    queued, when it computed, and when the link was busy. Seconds count from the beginning of the run. For a plan: what is on the
+    device in each segment, by role.
     """
     if output is None and html is None:
         raise Refusal("Name the file to write: --output=FILE.png for a picture, or --html=FILE.html for a page.")
@@ -50,9 +51,10 @@ def _picture_plan(file: Path, output: Path | None, html: Path | None) -> None:
 def _picture_run(run: Path, output: Path | None, html: Path | None, from_s: float | None, to_s: float | None) -> None:
     record = read_record(run)
     jit_peaks = read_jit_peaks(run)
-    jobs = {job for level in record.levels for job in level.jobs}
+    ran = {job for level in record.levels for job in level.jobs}
+    jobs = ran | {stage.job for stage in record.stages}
     title = f"Device memory of {run.resolve().name}: {len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
-    known = jit_peaks if jobs <= jit_peaks.keys() else None
+    known = jit_peaks if ran <= jit_peaks.keys() else None
     with refusing_options():
         if output is not None:
             from tensile_jax.cli.pictures.memory import draw_memory  # imports matplotlib

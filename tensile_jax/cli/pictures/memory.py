@@ -1,11 +1,13 @@
 # matplotlib's own types leave much unknown.
 # pyright: reportUnknownMemberType=false
-"""Draws the device memory of one run over time: how much each job held, and when each job computed and copied.
+"""Draws the device memory of one run over time: how much each job held, and when each was prepared, computed and copied.
 
 While the jobs run, the runtime keeps a *ledger*: how many bytes each job holds, by its plan. The upper part of the picture stacks
 these bytes. Dots are measured bytes. One line is the budget, and another the sum of the jobs' peaks under plain `jax.jit`. The
-lower part has a lane for each job that computed, and one for each direction of the link between host and device. A lane is darker
-where it was busy for more of the time.
+lower part has a lane for each job, and one for each direction of the link between host and device. A lane is darker where it was
+busy for more of the time. In a job's lane, gray bars show its stages before the first iteration (`_STAGES`): a full bar while it
+was prepared, a hatched one while it was compiled, a thin one while it waited in the queue. A cross marks a job that was
+cancelled, or failed, before it ran.
 
 A *level* (`runtime_records.Level`) is one entry of the ledger; the entry is valid until the next one. `pages/levels.py` reduces
 the levels of a long run.
@@ -18,19 +20,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.pages.levels import reduce_levels
-from tensile_jax.runtime_records import Level, Record, Span
+from tensile_jax.runtime_records import Level, Record, Span, Stage, StageName
 from tensile_jax.units import format_bytes
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _OTHERS = "#999999"
+_STAGES: Mapping[StageName, tuple[float, dict[str, Any]]] = {  # height, and looks
+    "preparing": (0.66, {"facecolor": "#d9d9d9", "edgecolor": "none"}),
+    "compiling": (0.66, {"facecolor": "#f2f2f2", "edgecolor": "#7a7a7a", "hatch": "//////", "linewidth": 0.5}),
+    "queued": (0.16, {"facecolor": "#7a7a7a", "edgecolor": "none"}),
+}
+_ENDS = {"cancelled": ("x", "black"), "failed": ("X", "#d55e00")}
 _COLUMNS = 800  # about the pixels across the axes where the picture is 900 wide
 _DOTS = 270  # so that neighbouring dots can be told apart
 _FAINTEST = 0.25  # so that a lane that is hardly ever busy is still seen
@@ -76,13 +88,15 @@ def draw_memory(
         end_us=window.end_us,
         height=_measured,
     )
-    groups = _groups(levels, record.spans)
+    groups = _groups(levels, record)
     figure = Figure(figsize=(9.0, 4.6 + 0.17 * len(groups)), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4.0, 0.25 * (len(groups) + 2)))
     together = sum(jit_peaks.values()) if jit_peaks else None
     budgets = tuple(_budgets(levels, window))
     _draw_levels(above, shown, measured=measured, budgets=budgets, groups=groups, together=together, window=window)
     _draw_lanes(below, record.spans, groups=groups, window=window)
+    stages = [stage for stage in record.stages if stage.begin_us < window.end_us and stage.end_us >= window.begin_us]
+    drawn_stages = _draw_stages(below, stages, groups=groups, window=window)
     above.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=20)
     above.annotate(
         _summary(shown, measured, [nbytes for _, nbytes in budgets]),
@@ -91,7 +105,8 @@ def draw_memory(
         xycoords="axes fraction",
         textcoords="offset points",
     )
-    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False)
+    handles = [*above.get_legend_handles_labels()[0], *drawn_stages]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
     drawn = BytesIO()
     figure.savefig(drawn, dpi=150, format="png")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,11 +123,12 @@ def _measured(level: Level) -> int:
 
 
 def _window(record: Record, from_s: float | None, to_s: float | None) -> _Window:
-    ends = [*(level.time_us for level in record.levels[-1:]), *(span.end_us for span in record.spans)]
+    ends = [*(level.time_us for level in record.levels[-1:]), *(one.end_us for one in (*record.spans, *record.stages))]
     if not record.levels or not ends:
         raise ValueError("The record is empty: nothing ran on the device. Run the jobs for at least a step.")
     end_us = max(ends)
-    begin_us = min(record.levels[0].time_us, end_us) if from_s is None else from_s * 1e6
+    begins = (record.levels[0].time_us, *(stage.begin_us for stage in record.stages), end_us)
+    begin_us = min(begins) if from_s is None else from_s * 1e6
     end_us = min(end_us, end_us if to_s is None else to_s * 1e6)
     if begin_us >= end_us and from_s is None and to_s is None:
         end_us = begin_us + 1.0
@@ -125,14 +141,14 @@ def _window(record: Record, from_s: float | None, to_s: float | None) -> _Window
     return _Window(begin_us, end_us, *((1e6, "s") if in_seconds else (1e3, "ms")))
 
 
-def _groups(levels: Sequence[Level], spans: Sequence[Span]) -> dict[str, tuple[str, frozenset[str]]]:
+def _groups(levels: Sequence[Level], record: Record) -> dict[str, tuple[str, frozenset[str]]]:
     """From label to (colour, jobs), in order of arrival; if there are too many jobs, the smallest ones share one label."""
     most: dict[str, int] = {}
     for level in levels:
         for job, nbytes in level.jobs.items():
             most[job] = max(most.get(job, 0), nbytes)
-    for span in spans:
-        most.setdefault(span.job, 0)
+    for one in (*record.spans, *record.stages):
+        most.setdefault(one.job, 0)
     jobs = list(most)
     if len(jobs) <= len(_COLOURS):
         return {job: (colour, frozenset({job})) for job, colour in zip(jobs, _COLOURS, strict=False)}
@@ -185,23 +201,47 @@ def _budgets(levels: Sequence[Level], window: _Window) -> Iterable[tuple[float, 
     before = [level for level in levels if level.time_us <= window.begin_us][-1:]
     for level in (*before, *(level for level in levels if level.time_us > window.begin_us)):
         if level.budget_bytes != drawn:
+            yield window.begin_us if drawn is None else level.time_us, level.budget_bytes
             drawn = level.budget_bytes
-            yield max(level.time_us, window.begin_us), drawn
 
 
 def _draw_lanes(axes: Axes, spans: Sequence[Span], *, groups: Mapping[str, tuple[str, frozenset[str]]], window: _Window) -> None:
-    rows = [(f"compute: {label}", [(colour, [s for s in spans if s.lane == "compute" and s.job in jobs])])
+    rows = [(label, [(colour, [s for s in spans if s.lane == "compute" and s.job in jobs])])
             for label, (colour, jobs) in groups.items()]  # fmt: skip
     for lane, label in (("out", "copy to host"), ("into", "copy to device")):
         rows.append((label, [(c, [s for s in spans if s.lane == lane and s.job in jobs]) for c, jobs in groups.values()]))
     image = np.stack([_lane(parts, window) for _, parts in rows])
     extent = (window.at(window.begin_us), window.at(window.end_us), len(rows) - 0.5, -0.5)
     axes.imshow(image, extent=extent, aspect="auto", interpolation="nearest")
+    axes.set(xlim=extent[:2], ylim=extent[2:])
     axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=8)
     axes.hlines([i + 0.5 for i in range(len(rows) - 1)], *extent[:2], colors="#dddddd", linewidth=0.6)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time [{window.time_unit}]")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_stages(
+    axes: Axes, stages: Sequence[Stage], *, groups: Mapping[str, tuple[str, frozenset[str]]], window: _Window
+) -> list[Artist]:
+    """Draw the stages in the lanes of their jobs; returns what the legend shows of them."""
+    lane_of = {job: number for number, (_, jobs) in enumerate(groups.values()) for job in jobs}
+    shown: list[Artist] = []
+    for name, (height, look) in _STAGES.items():
+        some = [stage for stage in stages if stage.name == name and stage.end_us > stage.begin_us]
+        for stage in some:
+            begin, end = (window.at(min(max(us, window.begin_us), window.end_us)) for us in (stage.begin_us, stage.end_us))
+            axes.broken_barh([(begin, end - begin)], (lane_of[stage.job] - height / 2, height), zorder=-1, **look)
+        if some:
+            shown.append(Patch(label=name, **look))
+    for ended, (marker, colour) in _ENDS.items():
+        some = [stage for stage in stages if stage.ended == ended and stage.end_us <= window.end_us]
+        x, y = [window.at(stage.end_us) for stage in some], [lane_of[stage.job] for stage in some]
+        looks = {"color": colour, "marker": marker, "linestyle": "", "markersize": 6, "label": f"{ended} before it ran"}
+        if some:
+            axes.plot(x, y, clip_on=False, **looks)
+            shown.append(Line2D([], [], **looks))
+    return shown
 
 
 def _lane(parts: Sequence[tuple[str, Sequence[Span]]], window: _Window) -> np.ndarray:

@@ -39,7 +39,7 @@ from tensile_jax.exec.runtime.runtime import Runtime
 from tensile_jax.exec.transfer import to_device
 from tensile_jax.installed_models import Model
 from tensile_jax.plan import known_policy
-from tensile_jax.runtime_records import FINAL, JobEvent, JobReport, JobStatus, Record, Status
+from tensile_jax.runtime_records import FINAL, JobEvent, JobReport, JobStatus, Record, Stage, Status
 
 _CHECKPOINTS = "checkpoints"
 
@@ -103,7 +103,7 @@ def _run(
         console.print(f"Run folder: {folder.path}; from another terminal: tensile status {folder.path}", markup=False)
         with LiveView(console, run.status) as view:
             run.run(view.add_event)
-        record = runtime.record()
+        record = run.record()
         folder.write_record(record)
         outcome = _outcome(config, folder, runtime, run)
         folder.write_outcome(outcome)
@@ -201,6 +201,7 @@ class JobsRun:
         self._inbox: queue.SimpleQueue[JobEvent | _NotMade | _Stop] = queue.SimpleQueue()
         self._to_make: queue.SimpleQueue[JobEntry | None] = queue.SimpleQueue()
         self._plans_written: dict[str, int] = {}
+        self._never_submitted: list[Stage] = []
         self._submitting = threading.Lock()  # so that no job is submitted after the request to stop
         self.progress = {name: progress.get(name, JobProgress()) for name in self._entries}
         for one in self.progress.values():
@@ -270,6 +271,12 @@ class JobsRun:
         if error is not None:
             self._folder.write_log(name, "".join(traceback.format_exception(error)))
 
+    def record(self) -> Record:
+        """The runtime's record, with the ends of jobs that were not submitted to it."""
+        record = self._runtime.record()
+        stages = sorted((*record.stages, *self._never_submitted), key=lambda stage: stage.begin_us)
+        return replace(record, stages=tuple(stages))
+
     def report(self, name: str) -> JobReport | None:
         """What was measured of a job in this part of the run; None if the job had no plan in it."""
         job = self._job(name)
@@ -279,8 +286,11 @@ class JobsRun:
         return next((job for job in self._runtime.jobs if job.name == name), None)
 
     def _put_event(self, name: str, kind: Literal["failed", "cancelled"], note: str) -> None:
-        """Put an event of a job that is not submitted to the runtime into the inbox."""
-        self._inbox.put(JobEvent(self._runtime.status().time_s, kind, name, self.progress[name].step, note))
+        """Put an event of a job that is not submitted to the runtime into the inbox: its end."""
+        event = JobEvent(self._runtime.status().time_s, kind, name, self.progress[name].step, note)
+        at_us = event.time_s * 1e6
+        self._never_submitted.append(Stage("preparing" if kind == "failed" else "queued", name, note, at_us, at_us, kind))
+        self._inbox.put(event)
 
     # -- making and submitting jobs ---------------------------------------------------------------------------------------------
 

@@ -322,8 +322,8 @@ class Runtime:
             return status(self._store, self._dispatcher, self._planner.share)
 
     def record(self) -> Record:
-        """When each launch and copy ran, and how many bytes were on the device, from the beginning until now."""
-        return self._dispatcher.recorder.record()
+        """When each launch and copy ran, how many bytes were on the device, and what each job did before its first iteration."""
+        return replace(self._dispatcher.recorder.record(), stages=self._store.stages())
 
     @property
     def peak_bytes(self) -> int:

@@ -22,9 +22,10 @@ from tensile_jax.exec.controller.state import JobId
 from tensile_jax.exec.runtime import lifecycle
 from tensile_jax.exec.runtime.lifecycle import Lifecycle
 from tensile_jax.exec.runtime.messages import Event, Instruction
+from tensile_jax.exec.runtime.stages import Stages
 from tensile_jax.exec.runtime.submission import Submission, name_of, refuse_unfit_name
 from tensile_jax.plan_format import Plan
-from tensile_jax.runtime_records import EventName, JobEvent
+from tensile_jax.runtime_records import EventName, JobEvent, Stage
 from tensile_jax.tracebacks import hides_frames
 
 Post = Callable[[JobId, Event], None]
@@ -137,6 +138,7 @@ class Store:
         self._numbers = itertools.count()
         self._reserved: set[str] = set()  # names of jobs that are being submitted
         self._events: deque[JobEvent] = deque(maxlen=_KEPT_EVENTS)
+        self._stages = Stages()
         self._reported = 0
 
     # -- jobs -------------------------------------------------------------------------------------------------------------------
@@ -197,9 +199,16 @@ class Store:
     ) -> None:  # fmt: skip
         """Add an event to the log."""
         with self.changed:
-            self._events.append(JobEvent(self._now_us() / 1e6, kind, job, steps, note, values or {}))
+            event = JobEvent(self._now_us() / 1e6, kind, job, steps, note, values or {})
+            self._events.append(event)
+            self._stages.add(event)
             self._reported += 1
             self.changed.notify_all()
+
+    def stages(self) -> tuple[Stage, ...]:
+        """What each job went through before its first iteration, until now."""
+        with self.changed:
+            return self._stages.until(self._now_us())
 
     def close(self) -> None:
         """Take no more jobs."""

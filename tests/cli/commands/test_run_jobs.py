@@ -268,6 +268,10 @@ def test_a_run_is_controlled_from_outside_interrupted_and_resumed(here: Path) ->
     done = {job["name"]: job for job in outcome["jobs"]}
     assert [done[name]["state"] for name in ("a", "b", "c", "later")] == ["cancelled"] * 4
     assert done["later"]["note"] == "interrupted before it began"
+    stages = read_record(run).stages
+    assert {stage.name for stage in stages if stage.job == "a"} == {"preparing", "compiling", "queued"}
+    assert [(stage.job, stage.ended) for stage in stages if stage.ended] == [("later", "cancelled")]
+    assert tensile("picture", run, "-o", here / "memory.png").exit_code == 0
     for name in "abc":
         saved = [int(path.name.split("-")[0]) for path in (run / "checkpoints" / name).iterdir() if path.is_dir()]
         assert max(saved) == done[name]["steps_done"]

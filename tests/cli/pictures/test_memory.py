@@ -6,16 +6,18 @@ import struct
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
 
 from tensile_jax.cli.main import main
-from tensile_jax.cli.pictures.memory import _busy, _groups, _window, draw_memory
+from tensile_jax.cli.pictures.memory import _budgets, _busy, _draw_stages, _groups, _window, draw_memory
 from tensile_jax.cli.run.folder import RunFolder
 from tensile_jax.runtime_records import Level, Record, Span
 from tests.cli.plans import PLAN
-from tests.cli.records import MIB, RECORD
+from tests.cli.records import MIB, RECORD, WITH_STAGES
 
 
 def png_size(file: Path) -> tuple[int, int]:
@@ -42,8 +44,8 @@ def test_busy_parts_of_columns_are_exact() -> None:
 
 def test_from_the_eighth_job_on_the_smallest_share_gray() -> None:
     levels = [Level(0.0, 99, {f"job{i}": i for i in range(12)})]
-    assert list(_groups(levels, [])) == ["job6", "job7", "job8", "job9", "job10", "job11", "6 others"]
-    assert list(_groups(levels[:0], RECORD.spans)) == ["a", "b"]
+    assert list(_groups(levels, Record((), ()))) == ["job6", "job7", "job8", "job9", "job10", "job11", "6 others"]
+    assert list(_groups(levels[:0], RECORD)) == ["a", "b"]
 
 
 def test_many_jobs_without_measurements_can_be_drawn(tmp_path: Path) -> None:
@@ -117,6 +119,40 @@ def test_without_matplotlib_the_extra_is_named(run: Path, tmp_path: Path, monkey
     assert (refused.exit_code, refused.stderr) == (
         2, "Error: --output needs matplotlib: pip install 'tensile_jax[plot]'\n",
     )  # fmt: skip
+
+
+def test_stages_and_ends_before_the_first_iteration_are_drawn_and_named() -> None:
+    axes = Figure().add_subplot()
+    groups = _groups(WITH_STAGES.levels, WITH_STAGES)
+    assert list(groups) == ["a", "b", "c", "d"]
+    shown = _draw_stages(axes, WITH_STAGES.stages, groups=groups, window=_window(WITH_STAGES, None, None))
+    assert [one.get_label() for one in shown] == [
+        "preparing", "compiling", "queued", "cancelled before it ran", "failed before it ran",
+    ]  # fmt: skip
+    assert len(axes.collections) == len(WITH_STAGES.stages)
+    assert [tuple(np.asarray(line.get_xydata())[0]) for line in axes.lines] == [(0.45, 2.0), (0.34, 3.0)]
+
+
+def test_a_stage_outside_of_the_window_is_cut_off_there(tmp_path: Path) -> None:
+    axes = Figure().add_subplot()
+    window = _window(WITH_STAGES, 0.00015, 0.0004)
+    stages = [stage for stage in WITH_STAGES.stages if stage.job == "c"]
+    shown = _draw_stages(axes, stages, groups=_groups(WITH_STAGES.levels, WITH_STAGES), window=window)
+    assert [one.get_label() for one in shown] == ["preparing", "queued"]  # it was cancelled later
+    ends = [float(np.asarray(path.vertices)[:, 0].max()) for bars in axes.collections for path in bars.get_paths()]
+    assert ends == pytest.approx([0.22, 0.4])
+    assert png_size(draw_memory(WITH_STAGES, tmp_path / "m.png", from_s=0.00015, to_s=0.0004))[0] == 1350
+
+
+def test_a_run_begins_with_the_first_stage_and_its_budget_holds_from_then_on() -> None:
+    window = _window(WITH_STAGES, None, None)
+    assert (window.begin_us, window.end_us) == (20.0, 500.0)
+    assert list(_budgets(WITH_STAGES.levels, window)) == [(20.0, 10 * MIB), (400.0, 8 * MIB)]
+
+
+def test_a_record_of_an_older_version_has_no_stages() -> None:
+    older = b'{"spans": [], "levels": [{"time_us": 0.0, "budget_bytes": 1, "jobs": {"a": 1}}]}'
+    assert msgspec.json.decode(older, type=Record) == Record((), (Level(0.0, 1, {"a": 1}),))
 
 
 def test_a_window_ends_where_the_last_span_does() -> None:

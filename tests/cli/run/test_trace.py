@@ -4,8 +4,8 @@ import random
 
 from tensile_jax.cli.run.trace import trace_events
 from tensile_jax.runtime_records import LaneName, Level, Record, Span
-from tests.cli.chrome_trace import check_format
-from tests.cli.records import MIB, RECORD
+from tests.cli.chrome_trace import check_format, check_slices_nest
+from tests.cli.records import MIB, RECORD, WITH_STAGES
 
 
 def of(trace: dict, ph: str, name: str | None = None) -> list[dict]:
@@ -24,6 +24,21 @@ def test_segments_are_on_their_jobs_tracks_and_copies_on_the_lanes() -> None:
         ("a", "s0", 300.0, 100.0, {"job": "a", "step": 1, "nbytes": 0}),
     ]
     assert [e["args"]["name"] for e in of(trace, "M", "process_name")] == ["jobs", "link", "memory"]
+
+
+def test_stages_are_on_tracks_of_their_own_and_a_job_that_never_ran_ends_there() -> None:
+    trace = trace_events(WITH_STAGES)
+    check_format(trace)
+    check_slices_nest(trace)
+    assert [e["args"]["name"] for e in of(trace, "M", "process_name")] == ["jobs", "link", "memory", "before the first step"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in of(trace, "M", "thread_name")}
+    stages = [e for e in of(trace, "X") if e["cat"] == "stage"]
+    assert [(names[e["pid"], e["tid"]], e["name"], e["args"]["note"]) for e in stages if e["args"]["job"] == "c"] == [
+        ("c", "preparing", "tracing"), ("c", "queued", "needs 9 MiB"),
+    ]  # fmt: skip
+    assert [(names[e["pid"], e["tid"]], e["name"], e["ts"]) for e in of(trace, "i")] == [
+        ("d", "failed", 340.0), ("c", "cancelled", 450.0),
+    ]  # fmt: skip
 
 
 def test_a_job_that_holds_nothing_counts_as_zero() -> None:
