@@ -51,7 +51,10 @@ _NEAR_FLOOR = 0.5
 peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
 _MANY_OPERATORS = 1000  # a larger step whose arguments and results exceed the budget is refused without compiling; not tuned
 _NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by more is not compiled (`make bench-launches`)
+_NEAR_LAID_OUT = 0.12  # the same if XLA chooses the layouts of the state, of which it then needs no copies
 _MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
+_PLANS_OF_PROGRAM = 2  # made to find one that is expected to need what it should; more may keep more memory in use (not tuned)
+_EXPECTED = 0.97, 1.005  # of that: a program outside is worth a second plan (not tuned)
 _NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
 
 _Found = TypeVar("_Found")
@@ -261,7 +264,7 @@ def _predict_anew(fitting: Fitting, goal: Goal) -> CompiledPlan:
         if shown is None:
             raise fitting.planner.no_verified_plan()
         return shown
-    as_program = _first_program(fitting, found, goal) if in_one_program else None
+    as_program = _first_program(fitting, found, goal, _NEAR_PROGRAM) if in_one_program else None
     if as_program is not None and as_program.plan.peak_bytes <= goal.limit:
         found = Planned(as_program.plan, as_program.choice)
     return fitting.as_predicted(found)
@@ -439,7 +442,8 @@ def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan |
     None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster.
     """
     step = fitting.step
-    plan = _first_program(fitting, chosen, goal) if step.in_one_program else None
+    near = _NEAR_PROGRAM if step.options.state_layout == "row_major" else _NEAR_LAID_OUT
+    plan = _first_program(fitting, chosen, goal, near) if step.in_one_program else None
     best: CompiledPlan | None = None
     tried: list[Tried] = []
     while plan is not None:
@@ -449,7 +453,7 @@ def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan |
             break
         if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
             best = found
-        tried.append(Tried(plan.limit, plan.choice.barriers, found.plan.peak_bytes))
+        tried.append(Tried(plan.limit, plan.choice.barriers, plan.plan.peak_bytes, found.plan.peak_bytes))
         fast = best is not None and best.plan.step_us <= _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
         if fast or len(tried) == _MOST_PROGRAMS:
             break
@@ -467,26 +471,40 @@ class _Program(NamedTuple):
     limit: float
 
 
-def _first_program(fitting: Fitting, chosen: Planned, goal: Goal) -> _Program | None:
+def _first_program(fitting: Fitting, chosen: Planned, goal: Goal, near: float) -> _Program | None:
     """The first program to compile; None if segments cannot be joined.
 
     A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
-    expected to exceed the limit by much, its segments are chosen under a lower limit, once.
+    expected to exceed the limit by more than `near` of it, its segments are chosen under a lower limit, once.
     """
     step = fitting.step
     copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
     first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
     found = _as_joined(fitting, chosen, first, goal)
     excess = 0.0 if found is None else found.plan.peak_bytes - goal.limit
-    if excess <= _NEAR_PROGRAM * goal.limit:
+    if excess <= near * goal.limit:
         return found
     return _program_for(fitting, Try(goal.limit - excess, first.form), goal) or found
 
 
 def _program_for(fitting: Fitting, wanted: Try, goal: Goal) -> _Program | None:
-    """The program whose segments are chosen under this limit; None if there is none."""
-    chosen = fitting.chosen(Goal(wanted.limit, goal.max_slowdown))
-    return None if chosen is None else _as_joined(fitting, chosen, wanted, goal)
+    """The program whose segments are chosen under this limit, or near it if that is expected to need what is wanted.
+
+    None if there is none.
+    """
+    best: _Program | None = None
+    for _ in range(_PLANS_OF_PROGRAM):
+        chosen = fitting.chosen(Goal(wanted.limit, goal.max_slowdown))
+        found = None if chosen is None else _as_joined(fitting, chosen, wanted, goal)
+        if found is None or wanted.expected_bytes is None:
+            return best or found
+        expected, (least, most) = found.plan.peak_bytes, (part * wanted.expected_bytes for part in _EXPECTED)
+        if best is None or (expected <= most and (best.plan.peak_bytes > most or found.plan.step_us < best.plan.step_us)):
+            best = found
+        if least <= expected <= most:
+            break
+        wanted = wanted._replace(limit=wanted.limit + wanted.expected_bytes - expected)
+    return best
 
 
 def _as_joined(fitting: Fitting, chosen: Planned, wanted: Try, goal: Goal) -> _Program | None:
