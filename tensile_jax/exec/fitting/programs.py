@@ -17,7 +17,7 @@ from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan_format import Plan
 
 _NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by more is not compiled (`make bench-launches`)
-_NEAR_LAID_OUT = 0.12  # the same if XLA chooses the layouts of the state, of which it then needs no copies
+_NEAR_LAID_OUT = 0.12  # the same if XLA chooses the layouts of the state, of which it then needs no copies (the same)
 _MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
 _PLANS_OF_PROGRAM = 2  # made to find one that is expected to need what it should; more may keep more memory in use (not tuned)
 _EXPECTED = 0.97, 1.005  # of that: a program outside is worth a second plan (not tuned)

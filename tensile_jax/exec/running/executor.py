@@ -188,7 +188,7 @@ class Executor:
 
 
 def _is_row_major(value: Any) -> bool:
-    layout = value.format.layout
+    layout = value.format.layout if isinstance(value, jax.Array) else None  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
     return layout is None or layout.major_to_minor == tuple(range(value.ndim))
 
 
