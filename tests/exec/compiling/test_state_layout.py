@@ -150,9 +150,9 @@ def test_where_xla_chooses_other_layouts_for_results_the_program_is_compiled_onc
         return [(given, (0, 1, 2, 3)) for given, _ in found] if laid_out[0].major_to_minor is None else found
 
     monkeypatch.setattr(compiler, "_read_layouts", read)
-    function = planned(budget="98%")
+    function = planned()
     state = check_training(function, fresh_state())
-    assert compiled == [[None] * 15, [REVERSED] * 15] * (len(compiled) // 2)
+    assert compiled and compiled == [[None] * 15, [REVERSED] * 15] * (len(compiled) // 2)
     assert orders(state) == [REVERSED] * 15
 
 
