@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.layout import Format
 from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.device_profiles import DeviceProfile
-from tensile_jax.exec.compiling.compiler import Compiler, Executable
+from tensile_jax.exec.compiling.compiler import Compiler, Executable, layout_of
 from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.transfer import DEVICE, HOST
 from tensile_jax.installed_models import Model
@@ -75,8 +76,19 @@ class H200Compiler(Compiler):
         if code.out_shardings is not None:
             jitted = self._jitted(code, out_shardings=code.out_shardings)
             return jitted, jitted.trace(*code.avals).lower(lowering_platforms=("cuda",))
-        jitted = self._jitted(code)
+        jitted = self._jitted(code, **self._formats(code))
         return jitted, jitted.trace(*map(self._placed, code.avals)).lower(lowering_platforms=("cuda",))
+
+    def _formats(self, code: SegmentCode) -> dict[str, Any]:
+        """The formats of what is laid out; what shapes say of all others holds."""
+        if code.on_host is None or not code.laid_out:
+            return {}
+        given: list[Any] = [None] * len(code.avals)
+        made: list[Any] = [None] * len(code.on_host)
+        for one in code.laid_out:
+            given[one.argument] = Format(layout_of(one), _InDeviceMemory(self.device))
+            made[one.result] = Format(layout_of(one), SingleDeviceSharding(self.device))  # JAX names no memory of results here
+        return {"in_shardings": tuple(given), "out_shardings": tuple(made)}
 
     def _placed(self, aval: Any) -> Any:
         if not hasattr(aval, "shape"):

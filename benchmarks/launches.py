@@ -1,10 +1,12 @@
 """`make bench-launches`: plans in segments and in one program, compiled for an NVIDIA H200. Nothing runs.
 
-Each budget is kept twice: by launching every segment, and by one program that has the copies inside (`launch="one_program"`,
-`tensile_jax/exec/compiling/program_code.py`). State may be in host memory between two steps. Peak and traffic (bytes that kernels
-read and write) are relative to plain jit's. `rounds` is how often something was compiled. `host_launches` is what the host issues
-in a step: kernels, starts and ends of copies, and CUDA graphs. XLA's dumps list the kernels, and XLA turns each run of at least
-five kernels of some types into one graph. With convolutions among these types there are fewer launches (`with_convolutions`).
+Each budget is kept three times: by launching every segment, and by one program that has the copies inside
+(`launch="one_program"`, `tensile_jax/exec/compiling/program_code.py`), with row-major state and with state whose layouts XLA
+chooses (`state_layout="auto"`; `laid_out` is how many tensors are then not row-major). State may be in host memory between two
+steps. Peak and traffic (bytes that kernels read and write) are relative to plain jit's. `rounds` is how often something was
+compiled. `host_launches` is what the host issues in a step: kernels, starts and ends of copies, and CUDA graphs. XLA's dumps list
+the kernels, and XLA turns each run of at least five kernels of some types into one graph. With convolutions among these types
+there are fewer launches (`with_convolutions`).
 
 `python -m benchmarks.launches --model gpt` compiles one model's cases; the other rows stay. Writes
 `benchmarks/results/launches-h200.json`.
@@ -34,6 +36,7 @@ from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import CompiledSizes
+from tensile_jax.plan_format import StateLayoutName
 from tensile_jax.trace import TracedStep
 
 _RESULTS = Path(__file__).parent / "results" / "launches-h200.json"
@@ -43,7 +46,11 @@ _CASES = (
     ("gpt", 64, (0.75, 0.6, 0.5, 0.4, 0.3)),
     ("vgg16", 16, (0.75, 0.6, 0.5)),
 )
-_LAUNCHES: tuple[LaunchName, ...] = ("segments", "one_program")
+_ASKED: tuple[tuple[LaunchName, StateLayoutName], ...] = (
+    ("segments", "row_major"),
+    ("one_program", "row_major"),
+    ("one_program", "auto"),
+)
 _THUNK = re.compile(r"( *)\d+: (k\w+)")
 _TYPES = {
     "kKernel": "FUSION", "kCustomKernel": "FUSION", "kCopy": "FUSION", "kGemm": "CUBLAS", "kCublasLtMatmul": "CUBLASLT",
@@ -73,14 +80,17 @@ def main(models: tuple[str, ...]) -> None:
         rows.append({**known, "launch": "plain jit", "kernels": len(list(kernels(plain))), **launches})
         print(json.dumps(rows[-1]), flush=True)
         for share in shares:
-            for launch in _LAUNCHES:
-                rows.append({**known, "share": share, "asked": launch, **_case(traced, device, peak, moved, share, launch)})
+            for launch, layout in _ASKED:
+                found = _case(traced, device, peak, moved, share, launch, layout)
+                rows.append({**known, "share": share, "asked": launch, "state_layout": layout, **found})
                 print(json.dumps(rows[-1]), flush=True)
     write_compiled(_RESULTS, "make bench-launches", cases=rows)
 
 
-def _case(traced: TracedStep, device: Any, peak: int, moved: int, share: float, launch: LaunchName) -> dict[str, Any]:
-    options = Options("auto", load_profile("h200"), "any", launch=launch)
+def _case(
+    traced: TracedStep, device: Any, peak: int, moved: int, share: float, launch: LaunchName, layout: StateLayoutName
+) -> dict[str, Any]:
+    options = Options("auto", load_profile("h200"), "any", launch=launch, state_layout=layout)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         compiler = _DumpingCompiler(device, Path(folder))
@@ -99,6 +109,7 @@ def _case(traced: TracedStep, device: Any, peak: int, moved: int, share: float, 
         "barriers": plan.barriers,
         "launches": len(executables),
         "segments": len(plan.segments),
+        "laid_out": len(plan.layouts or ()),
         "rounds": compiler.rounds,
         "peak_ratio": round(plan.peak_bytes / peak, 4),
         "traffic_ratio": round(sum(traffic(e.call) for e in executables) / moved, 4),

@@ -178,6 +178,7 @@ def jit(
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
     launch: Literal["auto", "segments", "program", "one_program"] = "auto",
+    state_layout: Literal["row_major", "auto"] = "row_major",
     open_loops: bool | None = None,
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
@@ -212,6 +213,11 @@ def jit(
             kernels wait for copies; it has not run on a GPU yet. `"auto"`: `"program"` on several GPUs, and on one GPU on which
             launches take much of a step, unless a loop of more than 8 iterations is opened or another policy than `"auto"` plans;
             otherwise, and with `renew_above`, `"segments"` (XLA for CPUs drops the barriers, and would keep few budgets).
+        state_layout: `"row_major"`: state has the memory layout that `jax.jit` gives it. `"auto"`: in a step that is one program
+            on one device, XLA chooses the layouts of donated state of four and more dimensions, such as kernels of convolutions,
+            so that it need not transpose them in every step. The choice is made when the program is compiled. The first call
+            copies the state into these layouts. Results have them, too, so later calls copy nothing. Other functions take such
+            arrays as any others. It needs `launch="one_program"` or `"program"`, and has not run on a GPU yet.
         open_loops: whether the iterations of a loop (`lax.scan`, `nn.scan`, `nnx.scan`, `fori_loop` with constant bounds) are
             planned one by one, so that what each of them keeps can be dropped or swapped. True: of every such loop. False: of
             none. None: where it is worth it; then a long loop may also be split into shorter ones
@@ -221,8 +227,8 @@ def jit(
             default the planner decides for itself what is computed again.
         plan: a saved plan to run, instead of making one (`tensile_jax.Plan.load`). Its segments are compiled, and its sizes are
             corrected by XLA's own figures. If it then needs more than its budget, the step is planned again under that budget,
-            and the `notes` of the new plan say so. Policy and `state_memory` are those of the plan. If a `budget` is given too, a
-            plan above that budget is refused. `max_slowdown` cannot be given together with a plan.
+            and the `notes` of the new plan say so. Policy, `state_memory` and `state_layout` are those of the plan. If a `budget`
+            is given too, a plan above that budget is refused. `max_slowdown` cannot be given together with a plan.
         renew_above: the drift above which a plan is replaced while training goes on, such as 0.3: segments take 30 % longer, or
             less long, than the plan was made for. The new plan is made from measured latencies, mostly in another process, and
             holds from some later call on. Where it cuts or recomputes the step in another way, results are rounded in another
@@ -253,8 +259,8 @@ def jit(
 
     plan_options = PlanOptions(
         budget=budget, host_budget=host_budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile,
-        state_memory=state_memory, launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan,
-        renew_above=renew_above, keep_plans=keep_plans, progress=progress,
+        state_memory=state_memory, launch=launch, state_layout=state_layout, open_loops=open_loops,
+        respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above, keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
 
     def wrap(step: Callable[..., Any]) -> PlannedFunction:

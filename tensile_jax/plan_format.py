@@ -39,6 +39,7 @@ _MOST = 2**62  # bytes, microseconds or operators; a number as large as this is 
 
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
 Barriers = Literal["live", "inputs", "lag", "chain"]
+StateLayoutName = Literal["row_major", "auto"]
 _Report = TypeVar("_Report")
 
 
@@ -119,6 +120,17 @@ class PlannedLoop:
     plan: "Plan"
 
 
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The memory layout of a tensor of the state: its dimensions, from the one with the largest stride to that with the smallest.
+
+    The tensor is an argument of the step. The result that takes over its memory has the same layout.
+    """
+
+    tensor: TensorId
+    major_to_minor: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan(ShownAsText):
     """A scheduling plan for one step at one set of shapes, with what it is predicted to need.
@@ -160,6 +172,9 @@ class Plan(ShownAsText):
         devices: on how many devices the step runs. All of them do the same, and all sizes in the plan are those of one device.
         barriers: with "program", which values pass through the optimization barriers that separate segments within an executable
             (`exec/compiling/program_code.py`); otherwise None.
+        state_layout: "row_major", as `jax.jit` lays arrays out. "auto": XLA chooses the memory layouts of state of four and more
+            dimensions that stays on the device, when it compiles the one program that the plan is.
+        layouts: what XLA has chosen, where that is not row-major; None if `state_layout` is not "auto", or before compiling.
         reason: why this plan has replaced an earlier one of the same run (`plan/update.py`); empty for the first plan.
         donated: the arguments whose memory the step may reuse; None if the plan was saved by a version that did not say.
         jax_version: the version of JAX that has traced the step; empty if that was not said.
@@ -207,6 +222,8 @@ class Plan(ShownAsText):
     jax_version: str = ""
     allocator_bytes: int | None = None
     jit_step_us: float | None = None
+    state_layout: StateLayoutName = "row_major"
+    layouts: tuple[StateLayout, ...] | None = None
 
     @hides_frames
     def save(self, path: str | PathLike[str]) -> None:
@@ -278,6 +295,7 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield f"it launches {plan.launches} executables, and it has {len(plan.segments)} segments"
     if plan.launch == "program" and (plan.whole or plan.loops):
         yield "its segments are programs, and yet it runs whole, or loops in it have plans of their own"
+    yield from _contradictory_layouts(plan)
     if not plan.segments:
         yield "it has no segments"
     elif not 0 <= plan.peak_segment < len(plan.segments):
@@ -351,6 +369,17 @@ def _contradictory_segments(plan: Plan) -> Iterator[str]:
         needed = segment.resident_bytes + segment.workspace_bytes + segment.allocator_bytes
         if needed > segment.device_bytes and not plan.whole:
             yield f"segment {place} has less on the device than is resident, its workspace and what its allocator hands out"
+
+
+def _contradictory_layouts(plan: Plan) -> Iterator[str]:
+    if plan.state_layout == "auto" and plan.launches != 1:
+        yield f"XLA is to choose the layouts of its state, and it launches {plan.launches or len(plan.segments)} executables"
+    if plan.layouts is not None and plan.state_layout != "auto":
+        yield f"it has layouts of its state, and its state_layout is {plan.state_layout!r}"
+    shapes = {tensor.id: tensor.shape for tensor in plan.tensors}
+    for layout in plan.layouts or ():
+        if sorted(layout.major_to_minor) != list(range(len(shapes.get(layout.tensor, ())))):
+            yield f"the layout {layout.major_to_minor} is none of tensor {layout.tensor}"
 
 
 def _contradictory_loops(plan: Plan) -> Iterator[str]:
@@ -427,6 +456,7 @@ def describe(plan: Plan) -> str:
     else:
         lines += [
             f"  segments   {len(plan.segments)}" + _launches(plan),
+            *_layouts(plan),
             f"  swaps      {counts['swap_out']} out ({format_bytes(plan.swapped_out_bytes)}), "
             f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})" + _in_host_memory(plan),
             f"  recomputes {counts['recompute']} tensors ({format_bytes(recomputed)})",
@@ -463,6 +493,16 @@ def _launches(plan: Plan) -> str:
     if plan.launches is None:
         return ""
     return ", all in one launch" if plan.launches == 1 else f", in {plan.launches} launches"
+
+
+def _layouts(plan: Plan) -> list[str]:
+    if plan.state_layout != "auto":
+        return []
+    if plan.layouts is None:
+        return ["  layouts    XLA chooses those of state of four and more dimensions"]
+    sizes = {tensor.id: tensor.nbytes for tensor in plan.tensors}
+    nbytes = format_bytes(sum(sizes[layout.tensor] for layout in plan.layouts))
+    return [f"  layouts    {len(plan.layouts)} tensors of the state ({nbytes}) are not row-major, as XLA has chosen"]
 
 
 def ranges(ids: list[OperatorId]) -> tuple[tuple[int, int], ...]:

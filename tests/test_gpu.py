@@ -10,7 +10,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.compiling.compiler import peak_of
-from tensile_jax.exec.transfer import places_on_host
+from tensile_jax.exec.transfer import Transfer, places_on_host
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import update
 from tests.builders import fresh, numbers, running
@@ -88,6 +88,31 @@ def test_two_hundred_steps_of_one_program_with_state_in_host_memory_are_those_of
     assert np.isfinite(own).all()
     np.testing.assert_allclose(own[:8], others[:8], rtol=1e-2)
     np.testing.assert_allclose(own[-20:].mean(), others[-20:].mean(), rtol=0.1)  # rounding has driven the two apart
+
+
+@pytest.mark.parametrize("state_memory", ["device", "any"])
+def test_state_in_layouts_of_xlas_choice_trains_as_plain_jit_does_and_is_copied_once(
+    state_memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relaid: list[Any] = []
+    laid_out = Transfer.laid_out
+    monkeypatch.setattr(Transfer, "laid_out", lambda self, *given: relaid.append(given) or laid_out(self, *given))
+    model = MODELS["resnet50"](**_SIZES["resnet50"])
+    options: Any = {"launch": "one_program", "state_layout": "auto", "state_memory": state_memory, "compiler_options": _QUICK}
+    function = tensile.jit(model.step, budget="60%", donate_argnums=0, **options)
+    check_steps(function, model)
+    plan, report = running(function).plan, function.report()
+    assert plan.launches == report.launches == 1 and plan.layouts
+    assert plan.budget_bytes is not None and report.peak_bytes <= plan.budget_bytes
+    relaid.clear()
+    state, batches = model.init(), model.batches()
+    for _ in range(4):
+        state, metrics = function(state, next(batches))
+        assert np.isfinite(metrics["loss"])
+    assert len(relaid) == len(plan.layouts)
+    sums = jax.jit(lambda tree: [jnp.sum(leaf) for leaf in jax.tree.leaves(tree)])(tensile.to_device(state))
+    for one, leaf in zip(sums, numbers(state), strict=True):
+        np.testing.assert_allclose(one, np.sum(leaf, dtype=float), rtol=1e-2, atol=1e-2)
 
 
 def test_a_decoder_without_copies_is_one_launch() -> None:

@@ -44,7 +44,7 @@ from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.memory_report.memory import is_jitted
 from tensile_jax.plan import PolicyName
 from tensile_jax.plan.update import WATCHED_FIRST
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Plan, StateLayoutName
 from tensile_jax.progress.display import told_by
 from tensile_jax.progress.phases import Progress
 from tensile_jax.trace.step import name_of, parameter_names
@@ -69,6 +69,7 @@ def check(
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] | None = None,
     launch: LaunchName | None = None,
+    state_layout: StateLayoutName | None = None,
     open_loops: bool | None = None,
     respect_checkpoint: bool | None = None,
     plan: Plan | None = None,
@@ -92,8 +93,8 @@ def check(
         steps: how many steps to compare. Results that have the structure of an argument, as a state has, take its place in the
             next step. The default is one more than the steps that a plan measures at its beginning.
         timed_calls: how many calls of each side to time, after the steps, all with the same arguments.
-        budget, host_budget, max_slowdown, policy, device_profile, state_memory, launch, open_loops, respect_checkpoint, plan,
-            progress: as in `tensile_jax.jit`.
+        budget, host_budget, max_slowdown, policy, device_profile, state_memory, launch, state_layout, open_loops,
+            respect_checkpoint, plan, progress: as in `tensile_jax.jit`.
         **jit_options: as in `jax.jit`, such as `donate_argnums=0`.
 
     Returns:
@@ -122,8 +123,8 @@ def check(
             raise ValueError(f"{name} must be a whole number of at least 1: got {shown(value)}.")
     given = {
         "budget": budget, "host_budget": host_budget, "max_slowdown": max_slowdown, "policy": policy,
-        "device_profile": device_profile, "state_memory": state_memory, "launch": launch, "open_loops": open_loops,
-        "respect_checkpoint": respect_checkpoint, "plan": plan, "progress": progress,
+        "device_profile": device_profile, "state_memory": state_memory, "launch": launch, "state_layout": state_layout,
+        "open_loops": open_loops, "respect_checkpoint": respect_checkpoint, "plan": plan, "progress": progress,
     }  # fmt: skip
     asked = _asked(function, {name: value for name, value in given.items() if value is not None}, jit_options)
     case = _case_of(asked, args, dict(sorted((kwargs or {}).items())), steps=int(steps), timed_calls=int(timed_calls))

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from tensile_jax.trace import is_packed, shard_of, size_of
@@ -55,6 +56,10 @@ class Transfer:
         values = jax.tree.map(lambda array: np.asarray(array) if _hides_its_bits(array) else array, arrays)
         with jax.default_device(self.device):  # where JAX puts, without binding it there, what is to go nowhere in particular
             return jax.device_put(values, places, may_alias=may_alias)
+
+    def laid_out(self, array: Any, layout: Any) -> Any:
+        """A copy in device memory with this memory layout (`jax.experimental.layout.Layout`); `array` itself if it has it."""
+        return jax.device_put(array, Format(layout, self._to_device))
 
     def copy_out(self, array: Any) -> Any:
         """A copy in pinned host memory that shares no memory with `array`."""

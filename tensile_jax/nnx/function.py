@@ -28,7 +28,7 @@ from tensile_jax.nnx.job import job_of
 from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
 from tensile_jax.plan import PolicyName
 from tensile_jax.plan.comparison import Comparison
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Plan, StateLayoutName
 from tensile_jax.progress.phases import Progress
 from tensile_jax.trace.step import Boundary, parameter_names
 from tensile_jax.tracebacks import hides_frames, methods_hide_frames
@@ -216,6 +216,7 @@ def jit(
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
     launch: LaunchName = "auto",
+    state_layout: StateLayoutName = "row_major",
     open_loops: bool | None = None,
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
@@ -234,8 +235,8 @@ def jit(
 
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.
-        budget, host_budget, max_slowdown, policy, device_profile, state_memory, launch, open_loops, respect_checkpoint, plan,
-            renew_above, keep_plans, progress: as in `tensile_jax.jit`.
+        budget, host_budget, max_slowdown, policy, device_profile, state_memory, launch, state_layout, open_loops,
+            respect_checkpoint, plan, renew_above, keep_plans, progress: as in `tensile_jax.jit`.
         graph, graph_updates: as in `flax.nnx.jit`.
         **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
             `keep_unused`, `inline`. Those that say where arrays lie are refused: the step runs where its arrays lie.
@@ -267,8 +268,8 @@ def jit(
         _refuse_placement(name, options.pop(name, None))
     plan_options = PlanOptions(
         budget=budget, host_budget=host_budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile,
-        state_memory=state_memory, launch=launch, open_loops=open_loops, respect_checkpoint=respect_checkpoint, plan=plan,
-        renew_above=renew_above, keep_plans=keep_plans, progress=progress,
+        state_memory=state_memory, launch=launch, state_layout=state_layout, open_loops=open_loops,
+        respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above, keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
     given = cast(JitOptions, {name: value for name, value in options.items() if value is not None and value is not False})
 

@@ -15,7 +15,7 @@ from tensile_jax.errors import PlanFileError
 from tensile_jax.exec.compiling.step import LaunchName
 from tensile_jax.exec.fitting.saved_plan import above_budget, above_host_budget
 from tensile_jax.plan import POLICIES, PolicyName, known_policy
-from tensile_jax.plan_format import Plan, contradictions
+from tensile_jax.plan_format import Plan, StateLayoutName, contradictions
 from tensile_jax.progress.phases import Progress
 
 
@@ -45,6 +45,7 @@ class PlanOptions(TypedDict, total=False):
     device_profile: str | None
     state_memory: Literal["device", "any"]
     launch: LaunchName
+    state_layout: StateLayoutName
     open_loops: bool | None
     respect_checkpoint: bool
     plan: Plan | None
@@ -68,6 +69,7 @@ class CheckedOptions:
     profile: str | None
     state_memory: Literal["device", "any"]
     launch: LaunchName
+    state_layout: StateLayoutName
     open_loops: bool | None
     respect_checkpoint: bool
     saved_plan: Plan | None
@@ -91,6 +93,14 @@ def read_options(given: PlanOptions) -> CheckedOptions:
     launch = given.get("launch", "auto")
     if launch not in get_args(LaunchName):
         raise ValueError(f"launch must be {' or '.join(map(repr, get_args(LaunchName)))}, got {shown(launch)}.")
+    state_layout = given.get("state_layout", "row_major")
+    if state_layout not in get_args(StateLayoutName):
+        raise ValueError(f'state_layout must be "row_major" or "auto", got {shown(state_layout)}.')
+    if state_layout == "auto" and launch not in ("program", "one_program") and given.get("plan") is None:
+        raise ValueError(
+            f'state_layout="auto" lets XLA choose the layouts of state in one program, and launch={launch!r} does not ask for '
+            'one. Pass launch="one_program".'
+        )
     open_loops = given.get("open_loops")
     if open_loops is not None and not isinstance(open_loops, bool):  # pyright: ignore[reportUnnecessaryIsInstance] # users err
         raise ValueError(f"open_loops must be True, False or None (where it is worth it), got {shown(open_loops)}.")
@@ -112,7 +122,7 @@ def read_options(given: PlanOptions) -> CheckedOptions:
         )
     return CheckedOptions(
         budget, host_budget, max_slowdown, policy, profile, state_memory,
-        "segments" if renew_above is not None else launch, open_loops,
+        "segments" if renew_above is not None else launch, state_layout, open_loops,
         respect_checkpoint, saved_plan, renew_above, _read_folder(given.get("keep_plans")),
         _read_progress(given.get("progress")),
     )  # fmt: skip

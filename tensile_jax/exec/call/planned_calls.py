@@ -402,7 +402,15 @@ class PlannedCalls:
         request, graph, budget = self._request, traced.step.graph, self._request.budget
         options = {
             name: getattr(request, name)
-            for name in ("max_slowdown", "policy", "state_memory", "launch", "open_loops", "respect_checkpoint")
+            for name in (
+                "max_slowdown",
+                "policy",
+                "state_memory",
+                "launch",
+                "state_layout",
+                "open_loops",
+                "respect_checkpoint",
+            )
         }
         saved = request.saved_plan
         return {
@@ -478,6 +486,12 @@ class PlannedCalls:
                 respect_checkpoint=request.respect_checkpoint,
             )
 
+        stated = [jit_options.get(name) for name in ("in_shardings", "out_shardings")]
+        if request.state_layout == "auto" and any(isinstance(place, Format) for place in jax.tree.leaves(stated)):
+            raise ValueError(
+                'state_layout="auto" lets XLA choose layouts, and in_shardings or out_shardings name some (Format). Leave one '
+                "out."
+            )
         if any(_is_particular(place) for place in jax.tree.leaves(jit_options.get("in_shardings"))):
             self._jitted.lower(*args, **kwargs)  # raises the error that `jax.jit` raises for arguments in another one
         known = self._expected_on_host(call.signature)
@@ -496,13 +510,14 @@ class PlannedCalls:
         self._progress(TRACING, 1, 1)
         profile = profile_of(placement.device, request.profile, self._progress)
         options = Options(request.policy, profile, request.state_memory, self._progress, request.max_slowdown)
-        options = replace(options, launch=request.launch)
+        options = replace(options, launch=request.launch, state_layout=request.state_layout)
         if request.saved_plan is not None:  # if the step must be planned again, use the options of the saved plan
             policy, saved = known_policy(request.saved_plan.policy), request.saved_plan
             launch = "one_program" if saved.barriers == "chain" else saved.launch
-            options = replace(options, policy=policy, state_memory=saved.state_memory, launch=launch)
-        if options.state_memory != "device":
-            # what comes back on the host is committed, and the next call should find the executables of this one
+            state = {"state_memory": saved.state_memory, "state_layout": saved.state_layout}
+            options = replace(options, policy=policy, launch=launch, **state)
+        if options.state_memory != "device" or options.state_layout != "row_major":
+            # JAX heeds the memory and the layout of committed arrays only, and the next call should find this one's executables
             placement = replace(placement, committed=True)
         settings = self._signatures.settings()
         alike = [t for t in self._traced.values() if (t.placement, t.settings) == (placement, settings)]
@@ -546,9 +561,20 @@ def _placer_of(traced: _Traced, compiled: CompiledPlan) -> Callable[[list[Any]],
     if divided is not None:
         shardings = [divided.of.get(v) for v in step.traced.program.outputs]
     else:
-        shardings = None if traced.placement.plain else jax.tree.leaves(step.plain_jit.sized().executable.output_formats)
+        shardings = None if traced.placement.plain else _formats_of(compiled)
     on_host = [place for place, tensor in enumerate(graph.outputs) if graph.tensors[tensor].in_host_memory]
     return ResultPlacer(step.compiler, passed_on, shardings, on_host)
+
+
+def _formats_of(compiled: CompiledPlan) -> list[Any]:
+    """The formats of plain jit's results; of those to which the plan gives a layout of its own, the sharding."""
+    step = compiled.step
+    laid_out = {layout.tensor for layout in compiled.plan.layouts or ()}
+    successors = {pair.output for pair in step.graph.carried if pair.input in laid_out}
+    formats = jax.tree.leaves(step.plain_jit.sized().executable.output_formats)
+    return [
+        place.sharding if tensor in successors else place for place, tensor in zip(formats, step.graph.outputs, strict=True)
+    ]  # fmt: skip
 
 
 def _donating_option(jit_options: JitOptions) -> str:

@@ -27,10 +27,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.compiling.async_copies import read_copies
-from tensile_jax.exec.compiling.segment_code import SegmentCode
+from tensile_jax.exec.compiling.segment_code import LaidOut, SegmentCode
 from tensile_jax.exec.transfer import DEVICE, HOST, Device, may_move, on_host
 from tensile_jax.trace import TracedStep, array_type, in_host_memory, is_packed, shape_struct, shard_of, size_of
 
@@ -68,11 +69,13 @@ class Executable:
     """A compiled segment: `call` takes its inputs and returns the tuple of its outputs.
 
     `fault` says, as a clause of a sentence, why its copies to and from the host do not run beside kernels; None if they do.
+    `layouts` are the memory layouts, each from major to minor, of every argument and result in `SegmentCode.laid_out`.
     """
 
     call: Callable[..., Any]
     sizes: Sizes
     fault: str | None = None
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
 
 
 class CompiledWhole(NamedTuple):
@@ -135,7 +138,7 @@ class Compiler:
             refused = any(map(self._is_refused, code.avals))
             is_placed = code.out_shardings is not None or code.on_host is not None
             call = self._call_of(jitted, is_placed=is_placed) if refused else None
-            return pool.submit(_compile, lowered, call, has_copies=self._has_copies(code))
+            return pool.submit(_compile, lowered, call, laid_out=code.laid_out, has_copies=self._has_copies(code))
 
         for code, executable in _in_a_pool(codes, self._done, begin, self._left, progress):
             self._done[code.content] = self._finished(code, executable)
@@ -186,10 +189,12 @@ class Compiler:
             array_type(value.aval) if host and not several else shape_struct(value, value.sharding if several else None)
             for value, host in zip(values, there, strict=True)
         )
-        content = ("identity", there, tuple((a.shape, a.dtype, a.weak_type, a.sharding) for a in avals))
+        laid_out = () if several else tuple(_not_row_major(values))
+        content = ("identity", there, tuple((a.shape, a.dtype, a.weak_type, a.sharding) for a in avals), laid_out)
         out_shardings = tuple(value.sharding for value in values) if several else None
-        memories = there if any(there) and not several else None
-        code = SegmentCode(lambda *xs: xs, avals, tuple(range(len(avals))), content, out_shardings, memories)
+        memories = there if (any(there) or laid_out) and not several else None
+        taken = tuple(range(len(avals)))
+        code = SegmentCode(lambda *xs: xs, avals, taken, content, out_shardings, memories, laid_out=laid_out)
         return self.compile([code])[0].call
 
     def _lower_whole(self, traced: Any) -> Any:
@@ -212,10 +217,13 @@ class Compiler:
             return jitted, jitted.lower(*avals)
 
     def _memories(self, code: SegmentCode, on_host: Sequence[bool]) -> dict[str, Any]:
-        """The shardings of arguments and results on one device, which say in which of its memories they are."""
+        """Where arguments and results lie on one device: in which of its memories, and in which layout."""
         memory = {host: SingleDeviceSharding(self.device, memory_kind=HOST if host else DEVICE) for host in (True, False)}
-        given = tuple(memory[in_host_memory(a)] if hasattr(a, "shape") else None for a in code.avals)
-        return {"in_shardings": given, "out_shardings": tuple(memory[there] for there in on_host)}
+        given: list[Any] = [memory[in_host_memory(a)] if hasattr(a, "shape") else None for a in code.avals]
+        made: list[Any] = [memory[there] for there in on_host]
+        for one in code.laid_out:
+            given[one.argument] = made[one.result] = Format(layout_of(one), memory[False])
+        return {"in_shardings": tuple(given), "out_shardings": tuple(made)}
 
     def _jitted(self, code: SegmentCode, **placed: Any) -> Any:
         return jax.jit(
@@ -254,6 +262,19 @@ class Compiler:
         if not self._debugs_numbers:
             return executable
         return replace(executable, call=_naming_the_operator(code.function, executable.call))
+
+
+def _not_row_major(values: Sequence[jax.Array]) -> Iterator[LaidOut]:
+    """Those of the arrays in device memory that are not row-major, to be returned with the layouts that they have."""
+    for place, value in enumerate(values):
+        layout = value.format.layout  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
+        if layout is not None and not on_host(value) and list(layout.major_to_minor) != sorted(layout.major_to_minor):
+            yield LaidOut(place, place, layout.major_to_minor)
+
+
+def layout_of(one: LaidOut) -> Any:
+    """The layout with which an argument and a result are compiled; `Layout.AUTO` if XLA chooses it."""
+    return Layout.AUTO if one.major_to_minor is None else Layout(one.major_to_minor)
 
 
 _LIMIT_PERCENT = 1000
@@ -326,12 +347,20 @@ def _bound_to(sharding: SingleDeviceSharding, jitted: Any, *args: Any, **kwargs:
     return jitted(*args, **kwargs)
 
 
-def _compile(lowered: Any, call: Callable[..., Any] | None, *, has_copies: bool) -> Executable:
+def _compile(lowered: Any, call: Callable[..., Any] | None, *, laid_out: Sequence[LaidOut], has_copies: bool) -> Executable:
     """Compile a lowered segment. If `call` is not None, it is called instead of the compiled function."""
     with _short_compilations_cached():
         compiled = lowered.compile()
     fault = read_copies(compiled.as_text()).fault() if has_copies else None
-    return Executable(call or compiled, _read_sizes(compiled), fault)
+    return Executable(call or compiled, _read_sizes(compiled), fault, tuple(_read_layouts(compiled, laid_out)))
+
+
+def _read_layouts(compiled: Any, laid_out: Sequence[LaidOut]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The memory layouts of these arguments and results."""
+    if laid_out:
+        (given, _), made = compiled.input_formats, compiled.output_formats
+        for one in laid_out:
+            yield given[one.argument].layout.major_to_minor, made[one.result].layout.major_to_minor
 
 
 def _sizes_of(lowered: Any) -> Sizes:

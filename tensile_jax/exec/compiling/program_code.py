@@ -39,13 +39,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensile_jax.exec.compiling.segment_code import SegmentBuilder, SegmentCode
-from tensile_jax.ir import Graph, TensorId
+from tensile_jax.exec.compiling.segment_code import LaidOut, SegmentBuilder, SegmentCode
+from tensile_jax.ir import Graph, Tensor, TensorId
 from tensile_jax.plan.result.instructions import FinishSwapIn, FinishSwapOut, Free, Launch, StartSwapIn, StartSwapOut
 from tensile_jax.plan.result.joined import JoinedProgram
-from tensile_jax.plan_format import Barriers, Plan, Segment, unranged
+from tensile_jax.plan_format import Barriers, Plan, Segment, StateLayout, unranged
 
 _Values = dict[TensorId, Any]
+_LAID_OUT_FROM = 4
+"""Dimensions of state whose memory layout XLA may choose: kernels of convolutions, which it would transpose in each step. With
+fewer, kernels of dense layers are among them, which libraries for products read in any order."""
+_LAID_OUT_TYPES = ("float64", "float32", "bfloat16", "float16")
+"""Of such state: layouts of keys and of narrow types, with several numbers in a byte, say more than an order of dimensions."""
 _LATE = ("gradient", "parameter", "optimizer_state", "output", "state")
 """The roles of tensors that cross one boundary later in form `lag`."""
 
@@ -81,13 +86,62 @@ def program_code(
         return (*(on_host[t] if t in on_host and t in rests else values[t] for t in joined.outputs), *at_the_end)
 
     around = builder.code([], joined.inputs, (), joined.donated, rests=rests)
-    content = ("program", form, around.content, _wiring(plan, program, joined), tuple(code.content for code in codes))
+    laid_out = _laid_out(plan, joined, graph)
+    wiring = _wiring(plan, program, joined)
+    content = ("program", form, around.content, wiring, laid_out, tuple(code.content for code in codes))
     out_shardings = builder.out_shardings(joined.outputs, effectful=effectful, rests=rests)
     on_host = builder.on_host(joined.inputs, joined.outputs, effectful=effectful, rests=rests)
+    if laid_out and on_host is None:
+        on_host = (False,) * (len(joined.outputs) + effectful)
     copies = any(isinstance(i, StartSwapIn | StartSwapOut) for i in program.code)
     return SegmentCode(
-        function, around.avals, around.donated, content, out_shardings, on_host, sum(c.operators for c in codes), copies
+        function,
+        around.avals,
+        around.donated,
+        content,
+        out_shardings,
+        on_host,
+        sum(c.operators for c in codes),
+        copies,
+        laid_out,
     )
+
+
+def _laid_out(plan: Plan, joined: Segment, graph: Graph) -> tuple[LaidOut, ...]:
+    """The state whose memory layout XLA chooses or, once it is known, has chosen; what it has left row-major is left out then.
+
+    It is donated, and stays on the device.
+    """
+    if plan.state_layout != "auto":
+        return ()
+    place = {t: i for i, t in enumerate(joined.inputs)}
+    pairs = [
+        (old, place[old], result)
+        for result, old in enumerate(joined.donated)  # their results come first, in the same order
+        if _may_be_laid_out(graph.tensors[old])
+    ]
+    if plan.layouts is None:
+        return tuple(LaidOut(argument, result, None) for _, argument, result in pairs)
+    chosen = {layout.tensor: layout.major_to_minor for layout in plan.layouts}
+    return tuple(LaidOut(argument, result, chosen[old]) for old, argument, result in pairs if old in chosen)
+
+
+def _may_be_laid_out(tensor: Tensor) -> bool:
+    on_device = tensor.nbytes > 0
+    return on_device and len(tensor.shape) >= _LAID_OUT_FROM and tensor.dtype in _LAID_OUT_TYPES
+
+
+def chosen_layouts(
+    plan: Plan, joined: Segment, graph: Graph, found: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> tuple[StateLayout, ...]:
+    """The memory layouts of arguments that XLA has chosen for the program of a plan, where they are not row-major.
+
+    Args:
+        found: the layouts of the program's arguments and results, as its executable has them (`Executable.layouts`).
+    """
+    arguments = (joined.inputs[one.argument] for one in _laid_out(plan, joined, graph))
+    several = (StateLayout(t, given) for t, (given, _) in zip(arguments, found, strict=True))
+    return tuple(one for one in several if list(one.major_to_minor) != sorted(one.major_to_minor))
 
 
 def _wiring(plan: Plan, program: JoinedProgram, joined: Segment) -> Hashable:

@@ -11,7 +11,7 @@ reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live a
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,14 @@ from tensile_jax.trace import (
 )
 
 
+class LaidOut(NamedTuple):
+    """An argument and a result, by their positions, that have one memory layout. None: XLA chooses it."""
+
+    argument: int
+    result: int
+    major_to_minor: tuple[int, ...] | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentCode:
     """The code of a segment, to be compiled.
@@ -43,7 +51,9 @@ class SegmentCode:
         donated: the positions of the inputs that are donated.
         content: equal for segments that can share an executable.
         out_shardings: for each result its sharding, if the step runs on several devices; `avals` then have shardings, too.
-        on_host: for each result whether it is in host memory, if any input or result is, and the step runs on one device.
+        on_host: for each result whether it is in host memory, if any input or result is, and the step runs on one device; also
+            if any are laid out.
+        laid_out: the donated inputs that are not row-major, and the results in their memory; only on one device.
         operators: how many operators it runs. Code of many operators takes long to compile.
         copies: whether it copies tensors to and from the host beside its operators.
     """
@@ -56,6 +66,7 @@ class SegmentCode:
     on_host: tuple[bool, ...] | None = None
     operators: int = 0
     copies: bool = False
+    laid_out: tuple[LaidOut, ...] = ()
 
 
 class SegmentBuilder:

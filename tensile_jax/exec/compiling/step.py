@@ -25,7 +25,7 @@ from tensile_jax.plan.analysis.access import AccessSequence
 from tensile_jax.plan.analysis.corrections import Corrections, no_corrections
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
 from tensile_jax.plan.result.joined import graph_of_programs
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Plan, StateLayoutName
 from tensile_jax.progress.phases import Progress
 from tensile_jax.trace import TracedStep
 from tensile_jax.trace.plannable_loops import PlannableLoop
@@ -46,7 +46,7 @@ class Options:
     says for people where the limit comes from, and is empty if the user gave it. `agreed_swaps` are the swaps on which several
     jobs of policy `tensile` have agreed, if this is one of them. `launch` is "segments", "program" (segments between two copies
     are one executable where that keeps the budget), "one_program" (all segments are one executable, with the copies inside, where
-    that keeps the budget), or "auto".
+    that keeps the budget), or "auto". With `state_layout` "auto", XLA chooses the memory layouts of state in one program.
     """
 
     policy: PolicyName
@@ -58,6 +58,7 @@ class Options:
     host_basis: str = ""
     agreed_swaps: tuple[SwappedOut, ...] | None = None
     launch: LaunchName = "segments"
+    state_layout: StateLayoutName = "row_major"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +109,7 @@ class Step:
         """What must be equal for two steps to have the same plans. Two steps of one kind share what is known of them."""
         options = self.options
         launch = self.in_one_program, self.copies_inside
-        asked = options.policy, options.max_slowdown, options.agreed_swaps, launch, options.state_memory
+        asked = options.policy, options.max_slowdown, options.agreed_swaps, launch, options.state_memory, options.state_layout
         where = options.profile, self.planner.model.host_limit, self.compiler.kind
         return self.graph.fingerprint, asked, where, tuple((o, body.nbytes, body.us) for o, body in self.bodies.items())
 
@@ -123,7 +124,8 @@ class Step:
             ).hexdigest()
 
         options = self.options
-        asked = options.policy, self.in_one_program, self.copies_inside, options.state_memory, options.profile.name
+        state = options.state_memory, options.state_layout
+        asked = options.policy, self.in_one_program, self.copies_inside, *state, options.profile.name
         return self.once("structure", digest), asked
 
     @property

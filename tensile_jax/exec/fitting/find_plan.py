@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -29,10 +29,9 @@ from tensile_jax.exec.compiling.step import CompiledPlan, Step, package_version
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge, Precedent
 from tensile_jax.exec.fitting.knowledge_store import STORE, keep, kept_file, load
-from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
+from tensile_jax.exec.fitting.programs import NEARLY_PLAIN_TIME, as_program, predicted_program
 from tensile_jax.ir import TensorId
 from tensile_jax.plan import Choice, CompiledSizes, Goal, Planned, Planner
-from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan.search.choice import WHOLE
 from tensile_jax.plan_format import Plan
 
@@ -50,9 +49,6 @@ _NEAR_FLOOR = 0.5
 """Before refusing, compile plain jit if it could change the answer: for bytes, if the floor is at least 0.5 of its predicted
 peak; for a share, if the limit is at least 0.5 of the floor. Not tuned."""
 _MANY_OPERATORS = 1000  # a larger step whose arguments and results exceed the budget is refused without compiling; not tuned
-_NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by more is not compiled (`make bench-launches`)
-_MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
-_NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
 
 _Found = TypeVar("_Found")
 
@@ -261,9 +257,9 @@ def _predict_anew(fitting: Fitting, goal: Goal) -> CompiledPlan:
         if shown is None:
             raise fitting.planner.no_verified_plan()
         return shown
-    as_program = _first_program(fitting, found, goal) if in_one_program else None
-    if as_program is not None and as_program.plan.peak_bytes <= goal.limit:
-        found = Planned(as_program.plan, as_program.choice)
+    program = predicted_program(fitting, found, goal) if in_one_program else None
+    if program is not None and program.plan.peak_bytes <= goal.limit:
+        found = program
     return fitting.as_predicted(found)
 
 
@@ -337,7 +333,7 @@ def _fast_enough(fitting: Fitting) -> CompiledPlan:
         if best is not None and best.plan.peak_bytes <= goal.limit:
             break
         chosen = fitting.chosen(goal)
-        found = None if chosen is None else _as_program(fitting, chosen, goal) or fitting.compiled(chosen.choice, goal)
+        found = None if chosen is None else as_program(fitting, chosen, goal) or fitting.compiled(chosen.choice, goal)
         if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
             best = found
     if best is None:
@@ -352,7 +348,7 @@ def _search(fitting: Fitting, draft: Precedent | None, goal: Goal) -> CompiledPl
     predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then.
     """
     chosen = fitting.chosen(goal) if fitting.step.in_one_program else None
-    found = None if chosen is None else _as_program(fitting, chosen, goal)
+    found = None if chosen is None else as_program(fitting, chosen, goal)
     if found is not None:
         return found
     if _is_refused_at_once(fitting, goal.limit):
@@ -373,7 +369,7 @@ def _search(fitting: Fitting, draft: Precedent | None, goal: Goal) -> CompiledPl
 
 def _improved(fitting: Fitting, goal: Goal, found: CompiledPlan) -> CompiledPlan:
     """The plan, made faster once where compiling has shown that it leaves memory unused."""
-    slow = found.plan.step_us > _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
+    slow = found.plan.step_us > NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
     if found.choice is None or not slow or found.plan.peak_bytes > (1 - _ROOM) * goal.limit:
         return found
     better = fitting.improved(found.choice, goal)
@@ -431,71 +427,6 @@ def _tried(fitting: Fitting, choice: Choice, goal: Goal, *, likely: bool) -> Com
         if sized is None or sized.plan.peak_bytes > goal.limit:
             return sized
     return fitting.compiled(choice, goal)
-
-
-def _as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:
-    """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_program.py`).
-
-    None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster.
-    """
-    step = fitting.step
-    plan = _first_program(fitting, chosen, goal) if step.in_one_program else None
-    best: CompiledPlan | None = None
-    tried: list[Tried] = []
-    while plan is not None:
-        assert plan.choice.barriers is not None  # it is a program
-        found = fitting.compiled(plan.choice, goal)
-        if found is None:
-            break
-        if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
-            best = found
-        tried.append(Tried(plan.limit, plan.choice.barriers, found.plan.peak_bytes))
-        fast = best is not None and best.plan.step_us <= _NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
-        if fast or len(tried) == _MOST_PROGRAMS:
-            break
-        following = next_try(tried, goal.limit, devices=step.traced.devices)
-        plan = None if following is None else _program_for(fitting, following, goal)
-    slower = best is not None and best.launched.step_us > chosen.plan.step_us
-    return None if slower and fitting.options.launch == "auto" and step.traced.devices == 1 else best
-
-
-class _Program(NamedTuple):
-    """A plan in one program or several, predicted, with its choice, and the limit under which its segments were chosen."""
-
-    plan: Plan
-    choice: Choice
-    limit: float
-
-
-def _first_program(fitting: Fitting, chosen: Planned, goal: Goal) -> _Program | None:
-    """The first program to compile; None if segments cannot be joined.
-
-    A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
-    expected to exceed the limit by much, its segments are chosen under a lower limit, once.
-    """
-    step = fitting.step
-    copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
-    first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
-    found = _as_joined(fitting, chosen, first, goal)
-    excess = 0.0 if found is None else found.plan.peak_bytes - goal.limit
-    if excess <= _NEAR_PROGRAM * goal.limit:
-        return found
-    return _program_for(fitting, Try(goal.limit - excess, first.form), goal) or found
-
-
-def _program_for(fitting: Fitting, wanted: Try, goal: Goal) -> _Program | None:
-    """The program whose segments are chosen under this limit; None if there is none."""
-    chosen = fitting.chosen(Goal(wanted.limit, goal.max_slowdown))
-    return None if chosen is None else _as_joined(fitting, chosen, wanted, goal)
-
-
-def _as_joined(fitting: Fitting, chosen: Planned, wanted: Try, goal: Goal) -> _Program | None:
-    """The chosen plan as programs of this form; None if its segments cannot be joined."""
-    if not can_be_joined(chosen.plan, fitting.step.graph, wanted.form):
-        return None
-    choice = replace(chosen.choice, barriers=wanted.form)
-    plan = fitting.planner.plan_of(choice, goal, fitting.measured)
-    return None if plan is None else _Program(plan, choice, wanted.limit)
 
 
 def _smallest_plan(fitting: Fitting, goal: Goal) -> CompiledPlan:

@@ -19,7 +19,7 @@ from tensile_jax.budget import Budget
 from tensile_jax.budget_errors import HostNeed, too_small_for_step
 from tensile_jax.errors import BudgetTooSmall, InvalidPlan
 from tensile_jax.exec.compiling.compiler import Executable, Sizes
-from tensile_jax.exec.compiling.program_code import program_code
+from tensile_jax.exec.compiling.program_code import chosen_layouts, program_code
 from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.compiling.step import CompiledPlan, DrivenBody, Spent, Step
 from tensile_jax.exec.compiling.whole_executable import whole_executable
@@ -45,6 +45,10 @@ _NOT_JOINED = (
     "there is a copy at every boundary."
 )
 _SYNCHRONOUS = "launch={!r} was asked for. Each segment is launched by itself, since in the program that XLA has compiled {}."
+_ROW_MAJOR = (
+    "state_layout='auto' was asked for. All state is row-major, since XLA chooses layouts only where a step is one program on "
+    "one device."
+)
 
 _Found = TypeVar("_Found")
 
@@ -422,23 +426,28 @@ class Fitting:
         graph = graph_of_programs(plan, step.graph)
         segments = joined(plan, programs, step.graph, profile).segments
         executables = self.program_executables(plan)
+        if plan.state_layout == "auto" and plan.layouts is None:
+            found = executables[0].layouts
+            plan = replace(plan, layouts=chosen_layouts(plan, segments[0], graph, found))
+            if any(given != made for given, made in found):  # results must have the layouts of the arguments that they replace
+                executables = self.program_executables(plan)
         workspaces = self._workspaces_of(segments, [e.sizes for e in executables], graph)
         self._fault = next((e.fault for e in executables if e.fault is not None), None)
         if self._fault is not None:
             return None
-        found = joined(plan, programs, step.graph, profile, workspaces)
+        launched = joined(plan, programs, step.graph, profile, workspaces)
         try:
-            check(found, graph)
+            check(launched, graph)
         except InvalidPlan:
             return None
         plan = replace(
             plan,
             launches=len(programs),
             workspaces="compiled",
-            peak_bytes=found.peak_bytes,
-            allocator_bytes=found.allocator_bytes,
+            peak_bytes=launched.peak_bytes,
+            allocator_bytes=launched.allocator_bytes,
         )
-        return self._result(choice, plan, executables, found)
+        return self._result(choice, plan, executables, launched)
 
     def program_executables(self, plan: Plan) -> list[Executable]:
         """The executables of the programs into which the segments of a plan are joined."""
@@ -494,6 +503,11 @@ class Fitting:
         launch = self.options.launch
         if launch in ("program", "one_program") and plan.launch == "segments" and not plan.whole:
             notes += ((_NOT_JOINED if self._fault is None else _SYNCHRONOUS).format(launch, self._fault),)
+        if self.options.state_layout == "auto" and not plan.whole:
+            if plan.launches == 1 and traced.devices == 1:
+                plan = replace(plan, state_layout="auto")
+            else:
+                notes += (_ROW_MAJOR,)
         plan = replace(plan, budget_basis=basis, notes=(*notes, *plan.notes), devices=traced.devices)
         plan = replace(plan, jit_step_us=round(self.step.jit_step_us, 3))
         return plan if plan.whole else self._with_loops(plan)

@@ -3,19 +3,25 @@
 A *program* is one executable that contains several segments of a plan, with a barrier at each boundary between them. XLA orders a
 program's operators as it likes. On several devices, XLA also collects operands and sums gradients, in buffers that the planner
 cannot predict. So the program's peak differs from the plan's. Two things can be changed for the next program: the limit of memory
-for which the plan is made, and the *form*, which says which tensors cross the barriers (`program_code.py`). They depend on the
-peak of the program before:
+for which the plan is made, and the *form*, which says which tensors cross the barriers (`program_code.py`).
 
-    above the budget        the next limit is lower by the excess and a margin, and by another half of the excess if an earlier
-                            peak was above the budget too. On several devices, the next program then has the form `live`, which
-                            mostly needs less
-    far above the budget    on one device, no further program is made, because segments that are launched one by one have better
-                            plans; only a program with copies (form `chain`) is made again for less. On several devices, the next
-                            program has the form `live` at once
-    far below the budget    the plan leaves memory unused, and so loses time: the next limit is higher. After the first plan, it
-                            rises by as much as the peak is too low. Later, a straight line through the peaks of two plans gives
-                            the limit at which the peak would meet the budget, less a margin. If the two have different forms, the
-                            limit rises by no more than the peak is too low
+On one device, the programs of a step are wrong by nearly the same number of bytes: the peak of a program minus what was expected
+of it. So the next program is to be expected to need the budget, less that number and a margin:
+
+    above the budget        a program is made for less, unless the first one was far above the budget: the segments, each launched
+                            by itself, then have better plans. But a program with copies (form `chain`) is made for less
+    far below the budget    the plan leaves memory unused, and so loses time. A program is made for more, once
+    otherwise               no further program is made
+
+On several devices, they depend on the limits and the peaks of the programs before:
+
+    above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
+                            limit falls by another half of the excess, and the next program has the form `live`, which mostly
+                            needs less
+    far above the budget    the next program has the form `live` at once
+    far below the budget    the next limit is higher. After the first plan, it rises by as much as the peak is too low. Later, a
+                            straight line through the peaks of two plans gives the limit at which the peak meets the budget, less
+                            a margin. If these two have different forms, the limit rises by no more than the peak is too low
     otherwise               no further program is made
 
 A plan made for more memory than the budget is also taken if its compiled peak keeps the budget. All sizes are bytes on each
@@ -39,17 +45,22 @@ _LEAST_RISE, _MOST_RISE = 0.5, 2.0  # of the limit, for each byte of the peak; n
 
 
 class Try(NamedTuple):
-    """For which limit a plan is made, and in which form it is compiled."""
+    """For which limit a plan is made, and in which form it is compiled.
+
+    `expected_bytes` is what its program is to be expected to need: at most that, and not much less. None: whatever it is.
+    """
 
     limit: float
     form: Barriers
+    expected_bytes: float | None = None
 
 
 class Tried(NamedTuple):
-    """For which limit a plan was made, its form, and the peak of the program that was compiled for it."""
+    """For which limit a plan was made, its form, what its program was expected to need, and the peak that compiling showed."""
 
     limit: float
     form: Barriers
+    expected_bytes: int
     peak_bytes: int
 
 
@@ -69,15 +80,35 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
     Args:
         tried: in the order in which they were compiled, at least one.
     """
+    return _on_one_device(tried, budget) if devices == 1 else _on_several(tried, budget)
+
+
+def _on_one_device(tried: Sequence[Tried], budget: float) -> Try | None:
+    below = [one for one in tried if one.peak_bytes <= budget]
+    latest = tried[-1]
+    if below:
+        nearest = max(below, key=lambda one: one.peak_bytes)
+        if len(tried) > 1 or nearest.peak_bytes >= (1 - _FIRST_FAR) * budget:
+            return None
+        return _expected_to_need((1 - _MARGIN / 2) * budget, nearest)
+    if len(tried) == 1 and latest.form != "chain" and latest.peak_bytes > (1 + _FAR_ABOVE) * budget:
+        return None
+    return _expected_to_need((1 - _MARGIN) * budget, latest)
+
+
+def _expected_to_need(nbytes: float, like: Tried) -> Try:
+    """A program that needs so many bytes, if it is wrong by as much as `like` was."""
+    expected = nbytes - (like.peak_bytes - like.expected_bytes)
+    return Try(like.limit + expected - like.expected_bytes, like.form, expected)
+
+
+def _on_several(tried: Sequence[Tried], budget: float) -> Try | None:
     below = [one for one in tried if one.peak_bytes <= budget]
     if not below:
         latest = tried[-1]
         excess = latest.peak_bytes - budget
         again, far = len(tried) > 1, excess > _FAR_ABOVE * budget
         lower = (_AGAIN if again else 1.0) * excess + _MARGIN * budget
-        if devices == 1:
-            gives_up = far and not again and latest.form != "chain"
-            return None if gives_up else Try(latest.limit - lower, latest.form)
         return Try(latest.limit - lower, "live" if far or again else latest.form)
     nearest = max(below, key=lambda one: one.peak_bytes)
     far = _FIRST_FAR if len(below) == len(tried) else _FAR

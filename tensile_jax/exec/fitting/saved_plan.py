@@ -50,11 +50,11 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     stated = plan.peak_bytes
     as_programs = fitting.compile_programs(plan, None) if plan.launch == "program" else None
     if as_programs is not None:
-        plan = replace(plan, launches=as_programs.plan.launches)
+        plan = replace(plan, launches=as_programs.plan.launches, layouts=as_programs.plan.layouts)
         executables, launched = as_programs.executables, as_programs.launched
         plan = replace(plan, peak_bytes=launched.peak_bytes, allocator_bytes=launched.allocator_bytes)
     else:
-        plan = replace(plan, launch="segments", launches=None, barriers=None)
+        plan = replace(plan, launch="segments", launches=None, barriers=None, state_layout="row_major", layouts=None)
         executables, plan = _compiled(fitting, plan)
         launched = None
     needed = plan.peak_bytes

@@ -11,7 +11,9 @@ executable. The executor makes decisions only when it recovers from three faults
     - The device is out of memory. The executor copies to the host everything that the segment does not read, apart from constants
       and arguments that were not donated, and launches the segment again. It also sets `needs_lower_budget`, so that its caller
       plans again for less memory. These copies may exceed the budget of host memory: without them the step would be lost.
-    - An input has another memory layout than the executable expects. All inputs are copied, and the segment is launched again.
+    - An input has another memory layout than the executable expects. The inputs are copied into the layouts that it expects, and
+      the segment is launched again. If a plan has arguments that are not row-major, those that are on no device yet, or are not
+      committed to one, are copied into their layouts when the iteration begins: JAX would copy them without deleting them.
 
 On a GPU, memory is allocated in the order of launches, so launches may run ahead of the device (`run_ahead`). On a CPU, a segment
 takes its memory when it is launched, not when it runs, so each launch waits for the one before it.
@@ -153,10 +155,26 @@ class Executor:
         elif on_host(value):
             self.passive_swap_ins += 1
             env[slot] = self._transfer.into(value)
+        elif slot in self._program.layouts and not getattr(value, "committed", False):
+            env[slot] = self.laid_out(slot, value)
         elif isinstance(value, jax.Array) or not may_move(value):
             env[slot] = value
         elif slot in self._used:  # like `jax.jit`, do not copy what nothing reads
             env[slot] = self._transfer.into(value)
+
+    def laid_out(self, slot: int, value: Any) -> Any:
+        """An input in the memory layout that the plan has it in; if the plan has none of its own, row-major.
+
+        If a plan has a layout of its own, the tensor is donated. It is deleted once it is copied.
+        """
+        layout = self._program.layouts.get(slot)
+        if layout is None:
+            return value if _is_row_major(value) else jax.numpy.copy(value)
+        copy = self._transfer.laid_out(value, layout)
+        if isinstance(value, jax.Array) and copy is not value:
+            jax.block_until_ready(copy)
+            value.delete()
+        return copy
 
     def _on_host(self, slot: int, value: Any) -> Any:
         """An argument in host memory. In the first iteration, state may still be on the device; it is then moved."""
@@ -167,6 +185,11 @@ class Executor:
             jax.block_until_ready(copy)
             value.delete()
         return copy
+
+
+def _is_row_major(value: Any) -> bool:
+    layout = value.format.layout if isinstance(value, jax.Array) else None  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
+    return layout is None or layout.major_to_minor == tuple(range(value.ndim))
 
 
 def _with_copies(before: tuple[int, float], copies: Sequence[Any], began: float) -> tuple[int, float]:
@@ -288,12 +311,12 @@ class Iteration:
     def _launch_again(self, call: Callable[..., Any], inputs: Sequence[int], error: Exception) -> Any:
         """Launch the segment once more, if the cause of its failure can be removed; otherwise raise `error`.
 
-        Inputs with an unexpected memory layout are copied, which makes them row-major. If the device is out of memory,
-        everything that the segment does not read and that belongs to this iteration is copied to the host.
+        Inputs with an unexpected memory layout are copied into the one that the executable expects. If the device is out of
+        memory, everything that the segment does not read and that belongs to this iteration is copied to the host.
         """
         executor, env = self._executor, self.env
         if "input layouts that disagree" in str(error):  # JAX raises this before anything runs
-            copies = [jax.numpy.copy(env[slot]) for slot in inputs]
+            copies = [executor.laid_out(slot, env[slot]) for slot in inputs]
             made = call(*copies)
             for slot, copy in zip(inputs, copies, strict=True):
                 if copy.is_deleted():  # it was donated, instead of the original

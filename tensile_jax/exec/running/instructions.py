@@ -5,8 +5,8 @@ consecutive slots. Each instruction of the plan becomes one instruction of the e
 launch also gets its executable. The order stays the same, and the executor (`executor.py`) issues the instructions in this order.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -93,6 +93,7 @@ class Instructions:
         always_on_host: the slots of tensors that the step itself has in host memory; no instruction copies them.
         keep: the slots of constants and of arguments that are not donated, whose memory must not be freed.
         effectful: whether an iteration must be over before the next one begins.
+        layouts: the memory layouts (`jax.experimental.layout.Layout`) of donated arguments that are not row-major, by slot.
     """
 
     code: tuple[Instruction, ...]
@@ -105,10 +106,19 @@ class Instructions:
     keep: frozenset[int]
     effectful: bool
     always_on_host: frozenset[int] = frozenset()
+    layouts: Mapping[int, Any] = field(default_factory=dict[int, Any])
 
 
-def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructions:
-    """The instructions that carry `plan` out; `calls[i]` runs segment i."""
+def instructions_of(
+    plan: Plan, graph: Graph, calls: Sequence[Any], layouts: Mapping[TensorId, Any] | None = None
+) -> Instructions:
+    """The instructions that carry `plan` out.
+
+    Args:
+        calls: `calls[i]` runs segment i.
+        layouts: the memory layouts of the arguments that are not row-major (`jax.experimental.layout.Layout`).
+    """
+    layouts = layouts or {}
     slot: dict[TensorId, int] = {}  # the latest slot of each tensor; what is made again gets a new one
     held_by: list[TensorId] = []  # by slot
 
@@ -158,6 +168,7 @@ def instructions_of(plan: Plan, graph: Graph, calls: Sequence[Any]) -> Instructi
         keep=frozenset(of(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)),
         effectful=any(operator.effectful for operator in graph.operators),
         always_on_host=frozenset(slot for slot, t in enumerate(held_by) if graph.tensors[t].in_host_memory),
+        layouts={number: layouts[t] for number, t in zip(inputs, graph.inputs, strict=True) if t in layouts},
         nbytes=tuple(graph.tensors[t].nbytes for t in held_by),  # last, since by now every tensor has its slot
     )
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from jax.experimental.layout import Layout
+
 from tensile_jax.exec.compiling.step import CompiledPlan, ForLess
 from tensile_jax.exec.running.executor import Executor, Observation
 from tensile_jax.exec.running.instructions import instructions_of
@@ -111,8 +113,9 @@ def executor_of(compiled: CompiledPlan, transfer: Transfer | None = None, *, run
     step, executables = compiled.step, compiled.executables
     assert executables is not None  # it is compiled, not predicted
     device = step.compiler.device
+    layouts = {one.tensor: Layout(one.major_to_minor) for one in compiled.plan.layouts or ()}
     return Executor(
-        instructions_of(compiled.launched, compiled.graph, [e.call for e in executables]),
+        instructions_of(compiled.launched, compiled.graph, [e.call for e in executables], layouts),
         () if compiled.plan.whole else step.constants(),
         transfer or Transfer(device, committed=step.compiler.committed),
         run_ahead=device.platform != "cpu" if run_ahead is None else run_ahead,

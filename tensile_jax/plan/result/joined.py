@@ -220,7 +220,8 @@ def joined(
     sizes = {t.id: t for t in graph.tensors}
     tensors = tuple(replace(t, nbytes=sizes[t.id].nbytes, host_bytes=sizes[t.id].host_bytes) for t in plan.tensors)
     found = replace(
-        plan, tensors=tensors, segments=tuple(segments), events=tuple(events), launch="segments", launches=None, barriers=None
+        plan, tensors=tensors, segments=tuple(segments), events=tuple(events), launch="segments", launches=None, barriers=None,
+        state_layout="row_major", layouts=None,
     )  # fmt: skip
     code = decode(found, graph)
     if workspaces is None:

@@ -84,7 +84,7 @@ def test_ctrl_c_ends_a_call_while_xla_compiles_and_what_it_compiles_is_there_for
     may_end, compiled = threading.Event(), []
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def compile_slowly(lowered: object, call: object, *, has_copies: bool) -> Executable:
+    def compile_slowly(lowered: object, call: object, **options: object) -> Executable:
         compiled.append(lowered)
         time.sleep(0.05)  # until the caller waits for this
         os.kill(os.getpid(), signal.SIGINT)

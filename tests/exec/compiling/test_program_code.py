@@ -117,7 +117,10 @@ def let_peaks_be(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[tuple[
     [
         ("66%", (1.0,)),  # near enough
         ("66%", (1.04, 0.99)),
-        ("66%", (0.8, 0.9, 0.92)),  # three are the most
+        ("66%", (0.8, 0.9)),  # one more is the most, once one keeps the budget
+        ("66%", (0.8, 1.01)),
+        ("66%", (1.04, 1.02, 0.99)),  # three are the most
+        ("66%", (1.04, 1.02, 1.01)),
         ("66%", (1.1,)),  # too far: segments run
         ("98%", (0.5,)),  # as fast as without a budget
     ],

@@ -6,8 +6,8 @@ from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_tr
 from tensile_jax.plan_format import Barriers
 
 
-def tried(limit: float, peak_bytes: int, form: Barriers = "lag") -> Tried:
-    return Tried(limit, form, peak_bytes)
+def tried(limit: float, peak_bytes: int, form: Barriers = "lag", expected_bytes: int = 0) -> Tried:
+    return Tried(limit, form, expected_bytes or int(limit), peak_bytes)
 
 
 def limit_after(*those: Tried, budget: float, devices: int = 8) -> float:
@@ -24,12 +24,9 @@ def test_the_form_of_the_first_program_depends_on_the_number_of_devices() -> Non
 
 def test_a_peak_above_the_budget_lowers_the_limit_by_the_excess_and_a_margin() -> None:
     assert limit_after(tried(100, 105), budget=100) == 100 - 5 - 1
-    assert limit_after(tried(100, 103, "inputs"), budget=100, devices=1) == 100 - 3 - 1
 
 
 def test_a_second_peak_above_the_budget_lowers_the_limit_by_half_as_much_again_and_changes_the_form_on_several_devices() -> None:
-    one = [tried(100, 105, "inputs"), tried(94, 102, "inputs")]
-    assert next_try(one, 100, devices=1) == Try(94 - 1.5 * 2 - 1, "inputs")
     several = [tried(100, 105), tried(94, 102)]
     assert next_try(several, 100, devices=8) == Try(94 - 1.5 * 2 - 1, "live")
 
@@ -46,7 +43,22 @@ def test_on_one_device_no_program_follows_one_that_is_far_above_the_budget() -> 
 
 def test_a_program_with_copies_that_is_far_above_the_budget_is_made_for_less() -> None:
     assert first_try(100, devices=1, copies=True) == Try(100, "chain")
-    assert next_try([tried(100, 110, "chain")], 100, devices=1) == Try(100 - 10 - 1, "chain")
+    assert next_try([tried(100, 110, "chain")], 100, devices=1) == Try(100 - 10 - 1, "chain", 100 - 10 - 1)
+
+
+def test_on_one_device_the_next_program_is_to_be_wrong_by_as_much_as_the_latest() -> None:
+    # 1030 for 1010 expected: 20 too much, so the next is to be expected to need 20 less than 990
+    assert next_try([tried(1000, 1030, "inputs", 1010)], 1000, devices=1) == Try(1000 - 40, "inputs", 970)
+    again = [tried(1000, 1030, "inputs", 1010), tried(960, 1005, "inputs", 965)]
+    assert next_try(again, 1000, devices=1) == Try(960 - 15, "inputs", 950)
+
+
+def test_on_one_device_a_peak_far_below_the_budget_lets_a_program_be_expected_to_need_more_than_it_once() -> None:
+    # 900 for 1080 expected: 180 less, so the next may be expected to need 180 more than 995
+    first = tried(1000, 900, "chain", 1080)
+    assert next_try([first], 1000, devices=1) == Try(1000 + 95, "chain", 1175)
+    for peak_bytes in (900, 1010):
+        assert next_try([first, tried(1095, peak_bytes, "chain", 1175)], 1000, devices=1) is None
 
 
 def test_a_first_peak_near_the_budget_is_the_last() -> None:

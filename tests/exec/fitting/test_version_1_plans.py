@@ -45,6 +45,8 @@ def test_a_plan_of_version_1_is_read_and_written_with_nothing_but_new_defaults(t
         "jax_version": "",
         "allocator_bytes": None,
         "jit_step_us": None,
+        "state_layout": "row_major",
+        "layouts": None,
     }
     saved = json.loads(SAVED.read_text())
     new["tensors"] = [{**tensor, "host_bytes": None} for tensor in saved["tensors"]]

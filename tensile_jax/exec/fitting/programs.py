@@ -1,0 +1,115 @@
+"""Makes programs of a plan, and compiles them one after another until one keeps the budget and uses it.
+
+A *program* is one executable that contains several segments of a plan (`exec/compiling/program_code.py`). What a program is
+expected to need is known before it is compiled: a program holds its arguments from its beginning to its end, and otherwise needs
+what its segments need. How much it does need, only XLA shows. `next_program.py` decides what is tried next. All sizes are bytes
+on each device.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from tensile_jax.exec.compiling.step import CompiledPlan
+from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
+from tensile_jax.plan import Choice, Goal, Planned
+from tensile_jax.plan.result.joined import can_be_joined
+from tensile_jax.plan_format import Plan
+
+_NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by more is not compiled (`make bench-launches`)
+_NEAR_LAID_OUT = 0.12  # the same if XLA chooses the layouts of the state, of which it then needs no copies (the same)
+_MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
+_PLANS_OF_PROGRAM = 2  # made to find one that is expected to need what it should; more may keep more memory in use (not tuned)
+_EXPECTED = 0.97, 1.005  # of that: a program outside is worth a second plan (not tuned)
+NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
+
+
+def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:
+    """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_program.py`).
+
+    None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster.
+    """
+    step = fitting.step
+    near = _NEAR_PROGRAM if step.options.state_layout == "row_major" else _NEAR_LAID_OUT
+    plan = _first_program(fitting, chosen, goal, near) if step.in_one_program else None
+    best: CompiledPlan | None = None
+    tried: list[Tried] = []
+    while plan is not None:
+        assert plan.choice.barriers is not None  # it is a program
+        found = fitting.compiled(plan.choice, goal)
+        if found is None:
+            break
+        if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
+            best = found
+        tried.append(Tried(plan.limit, plan.choice.barriers, plan.plan.peak_bytes, found.plan.peak_bytes))
+        fast = best is not None and best.plan.step_us <= NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
+        if fast or len(tried) == _MOST_PROGRAMS:
+            break
+        following = next_try(tried, goal.limit, devices=step.traced.devices)
+        plan = None if following is None else _program_for(fitting, following, goal)
+    slower = best is not None and best.launched.step_us > chosen.plan.step_us
+    return None if slower and fitting.options.launch == "auto" and step.traced.devices == 1 else best
+
+
+def predicted_program(fitting: Fitting, chosen: Planned, goal: Goal) -> Planned | None:
+    """The program that a prediction shows, which may be expected to exceed the limit; None if segments cannot be joined."""
+    found = _first_program(fitting, chosen, goal, _NEAR_PROGRAM)
+    return None if found is None else Planned(found.plan, found.choice)
+
+
+class _Program(NamedTuple):
+    """A plan in one program or several, predicted, with its choice, and the limit under which its segments were chosen."""
+
+    plan: Plan
+    choice: Choice
+    limit: float
+
+
+def _first_program(fitting: Fitting, chosen: Planned, goal: Goal, near: float) -> _Program | None:
+    """The first program to compile; None if segments cannot be joined.
+
+    A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
+    expected to exceed the limit by more than `near` of it, its segments are chosen under a lower limit, once.
+    """
+    step = fitting.step
+    copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
+    first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
+    found = _as_joined(fitting, chosen, first, goal)
+    excess = 0.0 if found is None else found.plan.peak_bytes - goal.limit
+    if excess <= near * goal.limit:
+        return found
+    return _program_for(fitting, Try(goal.limit - excess, first.form), goal) or found
+
+
+def _program_for(fitting: Fitting, wanted: Try, goal: Goal) -> _Program | None:
+    """The program whose segments are chosen under this limit, or near it if that is expected to need what is wanted.
+
+    None if there is none.
+    """
+    best: _Program | None = None
+    for _ in range(_PLANS_OF_PROGRAM):
+        chosen = fitting.chosen(Goal(wanted.limit, goal.max_slowdown))
+        found = None if chosen is None else _as_joined(fitting, chosen, wanted, goal)
+        if found is None or wanted.expected_bytes is None:
+            return best or found
+        expected, (least, most) = found.plan.peak_bytes, (part * wanted.expected_bytes for part in _EXPECTED)
+        if best is None or _misses(found, most) < _misses(best, most):
+            best = found
+        if least <= expected <= most:
+            break
+        wanted = wanted._replace(limit=wanted.limit + wanted.expected_bytes - expected)
+    return best
+
+
+def _misses(program: _Program, most: float) -> tuple[float, float]:
+    """By how many bytes the program is expected to need more, and how long it is predicted to take: the less, the better."""
+    return max(0.0, program.plan.peak_bytes - most), program.plan.step_us
+
+
+def _as_joined(fitting: Fitting, chosen: Planned, wanted: Try, goal: Goal) -> _Program | None:
+    """The chosen plan as programs of this form; None if its segments cannot be joined."""
+    if not can_be_joined(chosen.plan, fitting.step.graph, wanted.form):
+        return None
+    choice = replace(chosen.choice, barriers=wanted.form)
+    plan = fitting.planner.plan_of(choice, goal, fitting.measured)
+    return None if plan is None else _Program(plan, choice, wanted.limit)
