@@ -119,9 +119,9 @@ def _spans(model: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     written: list[bool] = in_memory.tolist()
     for place in range(len(graph.operators) - 1, -1, -1):
         op = graph.operators[place]
-        # where it runs: here, or where its results are read that XLA does not write
-        runs = max((needed[t] for t in op.outputs if not written[t]), default=place)
-        runs = max(runs, place)
+        # where it runs: here, or, if it is light, where its results are read that XLA does not write
+        fused = [needed[t] for t in op.outputs if not written[t]] if op.kind == "light" else []
+        runs = max([place, *fused])
         for t in op.inputs:
             needed[t] = max(needed[t], runs)
     begin, last = np.maximum(liveness.begins, 0), np.array(needed, dtype=np.int64)
