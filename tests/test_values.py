@@ -23,7 +23,7 @@ MAY_ASSIGN = {
     "exec/child_process/carried_exception.py": {"error.args"},
     "exec/runtime/runtime.py": {"self._ending.atexit"},
     "nnx/function.py": {"self._flax.jitted_fn"},
-    "plan/analysis/minimum_cut.py": {"residual.data"},
+    "plan/analysis/flow_network.py": {"residual.data"},
     "ray/device_jobs.py": {"sys.path"},
     "tracebacks.py": {  # an error has its traceback and its cause as attributes
         "cause.__cause__",

@@ -1,6 +1,8 @@
 """How long planning takes, and how exact predictions are, measured on a CPU."""
 
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.results_pages.section import CPU, MODELS, Section, day, percent, read
@@ -70,21 +72,33 @@ def latencies() -> Section:
 
 def reports() -> Section:
     found = read("memory.json")
-    cases = found["workloads"].values()
-    errors = [case["predicted_peak_bytes"] / case["compiled_peak_bytes"] for case in cases]
-    packing = [case["packing_share"] for case in cases]
+    kinds = [list(found[kind].values()) for kind in ("workloads", "programs")]
+    cases = [case for some in kinds for case in some]
     same = sum(case["jit_peak_bytes"] == case["compiled_peak_bytes"] for case in cases)
     resnet = found["resnet50"]
+
+    def row(name: str, figure: Callable[[list[Any]], str]) -> tuple[str, ...]:
+        return name, *(figure(some) for some in kinds)
+
     rows = [
-        ("peak of `compile=True` is that of `jax.jit`'s executable", f"{same} of {len(cases)}"),
-        ("what lives at the peak adds up to it", f"{sum(case['adds_up'] for case in cases)} of {len(cases)}"),
-        ("predicted peak over XLA's: median, least, most", f"{median(errors):.2f}, {min(errors):.2f}, {max(errors):.2f}"),
-        ("packing, of the predicted peak: median, most", f"{100 * median(packing):.1f} %, {100 * max(packing):.1f} %"),
-        (
-            f"report on ResNet-50, {resnet['operators']:,} operators, over its trace",
-            f"{resnet['report_s'] / resnet['trace_s']:.2f}",
+        row(
+            "peak of `compile=True` is that of `jax.jit`'s executable",
+            lambda some: f"{sum(case['jit_peak_bytes'] == case['compiled_peak_bytes'] for case in some)} of {len(some)}",
         ),
-        ("its page", f"{resnet['page_bytes'] / 1e6:.1f} MB"),
+        row(
+            "what lives at the peak adds up to the predicted peak",
+            lambda some: f"{sum(case['adds_up'] for case in some)} of {len(some)}",
+        ),
+        row(
+            "predicted peak over XLA's: median, least, most",
+            lambda some: ", ".join(f"{figure([_error(case) for case in some]):.2f}" for figure in (median, min, max)),
+        ),
+        row(
+            "packing, of the predicted peak: median, least, most",
+            lambda some: ", ".join(
+                f"{100 * figure([case['packing_share'] for case in some]):.1f} %" for figure in (median, min, max)
+            ),
+        ),
     ]
     return Section(
         title="Reports on memory",
@@ -92,12 +106,49 @@ def reports() -> Section:
         when=day(found),
         command=found["command"],
         file="memory.json",
-        headline=f"`compile=True` is exact for {same} of {len(cases)}; the prediction is {median(errors):.2f} of it in the "
-        "median",
-        reading="`tensile.memory` on the [training steps of many kinds](#training-steps-of-many-kinds).",
-        table=table(("", "figure"), rows),
-        conclusions=("A report without `compile=True` is a guide to what holds memory. For the exact peak, compile.",),
+        headline=f"`compile=True` is exact for {same} of {len(cases)}; the prediction is "
+        f"{median(_error(case) for case in cases):.2f} of it in the median",
+        reading="`tensile.memory` on the [training steps of many kinds](#training-steps-of-many-kinds), and on "
+        "[programs](#reports-on-programs) in the forms of other libraries.",
+        table=table(("", f"{len(kinds[0])} training steps", f"{len(kinds[1])} programs"), rows),
+        conclusions=(
+            "A report without `compile=True` is a guide to what holds memory. For the exact peak, compile.",
+            f"A report on ResNet-50, {resnet['operators']:,} operators, takes {resnet['report_s'] / resnet['trace_s']:.2f} times "
+            f"as long as its trace. Its page has {resnet['page_bytes'] / 1e6:.1f} MB.",
+        ),
     )
 
 
-SECTIONS = (time_to_plan, latencies, reports)
+def reports_on_programs() -> Section:
+    found = read("memory.json")
+    rows = [
+        (
+            name.replace("_", " "),
+            f"{case['compiled_peak_bytes'] / 2**20:.1f} MiB",
+            f"{case['predicted_peak_bytes'] / 2**20:.1f} MiB",
+            f"{100 * case['packing_share']:.1f} %",
+        )
+        for name, case in found["programs"].items()
+    ]
+    errors = [_error(case) for case in found["programs"].values()]
+    packing = [abs(case["packing_share"]) for case in found["programs"].values()]
+    return Section(
+        title="Reports on programs",
+        on=CPU,
+        when=day(found),
+        command=found["command"],
+        file="memory.json",
+        headline=f"predicted: {min(errors):.2f} to {max(errors):.2f} of XLA's peak",
+        reading="Each program has the form of the library or repository after which it is called: "
+        "[`programs.py`](../benchmarks/workloads/programs.py) names it. *Packing* is a share of the predicted peak.",
+        table=table(("program", "XLA's peak", "predicted", "packing"), rows),
+        conclusions=(f"What lives at the peak is known but for at most {100 * max(packing):.0f} %, which are packing.",),
+    )
+
+
+def _error(case: dict[str, Any]) -> float:
+    """The predicted peak over XLA's."""
+    return case["predicted_peak_bytes"] / case["compiled_peak_bytes"]
+
+
+SECTIONS = (time_to_plan, latencies, reports, reports_on_programs)

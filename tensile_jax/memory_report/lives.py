@@ -7,7 +7,8 @@
     result      from the operator that makes it to the end
     temporary   from the operator that makes it to the last one that needs it, if XLA writes it to memory
                 (`plan/analysis/fusion.py`). XLA fuses most light operators, such as additions, into the operators that read
-                their results. Then the results are not written, and the inputs live until the results are read
+                their results. Then the results are not written, and the inputs live until the results are read.
+                Small results, such as sums, are taken to be written (`plan/search/condensed/condensed_step.py`)
 
     in use(q) = bytes of the tensors that live at operator q + workspace of q (what the operator needs inside)
     peak      = the predicted peak of the executable (`plan/search/choice.py`), reached where `in use` is highest
@@ -116,12 +117,12 @@ def _spans(model: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     in_memory = model.fusion.written.copy()
     in_memory[outputs] = True
     needed = [-1] * len(graph.tensors)
-    written: list[bool] = in_memory.tolist()
+    significant, derived = model.classes
+    fused: list[bool] = (~in_memory & (significant | derived)).tolist()
     for place in range(len(graph.operators) - 1, -1, -1):
         op = graph.operators[place]
         # where it runs: here, or where its results are read that XLA does not write
-        runs = max((needed[t] for t in op.outputs if not written[t]), default=place)
-        runs = max(runs, place)
+        runs = max([place, *(needed[t] for t in op.outputs if fused[t])])
         for t in op.inputs:
             needed[t] = max(needed[t], runs)
     begin, last = np.maximum(liveness.begins, 0), np.array(needed, dtype=np.int64)

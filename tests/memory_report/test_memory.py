@@ -192,3 +192,16 @@ def test_a_captured_mutable_reference_is_refused() -> None:
     cell = jax.new_ref(jnp.ones(3))
     with pytest.raises(tensile.TraceError, match="mutable"):
         tensile.memory(lambda x: x + cell[...], shape(3))
+
+
+def test_what_a_reduction_reads_lives_until_the_reduction_and_not_until_its_result_is_read() -> None:
+    def norm_of_products(w: jax.Array, x: jax.Array) -> jax.Array:
+        total = jnp.sum(jnp.square(x @ w))
+        for _ in range(4):
+            x = jnp.tanh(x @ w)
+        return x / jnp.sqrt(total)
+
+    report = tensile.memory(norm_of_products, WEIGHTS, IMAGES, device_profile="cpu")
+    squares = next(t for t in report.tensors if t.made_by == "square")
+    reduction = report.operators.index("reduce_sum")
+    assert squares.end == reduction + 1 < len(report.operators)

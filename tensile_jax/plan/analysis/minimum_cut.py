@@ -55,13 +55,12 @@ import numpy as np
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
+from tensile_jax.plan.analysis.flow_network import sink_side
 from tensile_jax.plan.analysis.fusion import Fusion
 from tensile_jax.plan.analysis.latency import kernel_latencies
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.analysis.retention import Retention
 
-_INFINITE = 2**30  # far above any sum of capacities; maximum_flow counts in int32
-_FINITE = 2**28  # the scale to which the sum of all capacities is brought
 # Each trades memory for time (`make bench-constants`).
 _JOIN_PRICE = 1.0  # the least price of every other join of a chain, so that chains do not grow with every block
 _OTHER_JOINS = 2.0  # times the price, for the joins in between: a segment that needs one computes two blocks
@@ -107,14 +106,14 @@ def drop_tensors(
         (tensor_node[used], np.full(used.size, sink), np.full(used.size, np.inf)),
     )
     heads, tails, capacities = (np.concatenate(column) for column in zip(*edges, strict=True))
-    available = _sink_side(heads, tails, capacities, 2 + again.size + results.size)
+    available = sink_side(heads, tails, capacities, 2 + again.size + results.size)
     dropped = results[available[operator_node[makers]] & (end[results] < count)]
     return {t: _last_use_before(liveness, t, turn) for t in map(TensorId, dropped.tolist())}
 
 
 def _ancestors(liveness: Liveness, places: np.ndarray, turn: int) -> np.ndarray:
     """`places` and the places of all operators before `turn` on which the operators at `places` depend, ascending."""
-    from scipy.sparse import csr_array  # slow to import, as below
+    from scipy.sparse import csr_array  # slow to import, as in `flow_network.py`
     from scipy.sparse.csgraph import breadth_first_order
 
     reads = liveness.reads
@@ -164,26 +163,3 @@ def _prices(liveness: Liveness, fusion: Fusion, price: float, profile: DevicePro
     prices = np.where(fused, light, price * smaller * latency * profile.bytes_per_us)
     prices[[op.effectful for op in liveness.graph.operators]] = np.inf
     return prices
-
-
-def _sink_side(heads: np.ndarray, tails: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """For each node (0 is the source, 1 the sink), whether it is on the sink side of the minimum cut with the smallest sink side.
-
-    These are the nodes from which the sink can be reached in the residual network of a maximum flow.
-    """
-    finite = np.isfinite(values)
-    total = float(values[finite].sum())
-    scale = _FINITE / max(total, _FINITE)
-    capacity = np.where(finite, np.ceil(np.where(finite, values, 0) * scale), _INFINITE).astype(np.int32)
-    from scipy.sparse import csr_array  # a fifth of a second to import, which a process that plans nothing does without
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
-    network = csr_array((capacity, (heads, tails)), shape=(count, count))
-    flow = maximum_flow(network, 0, 1).flow
-    residual = network - flow
-    residual.data = np.where(residual.data > 0, 1, 0)
-    residual.eliminate_zeros()
-    reached = breadth_first_order(csr_array(residual.T), 1, directed=True, return_predecessors=False)
-    available = np.zeros(count, dtype=bool)
-    available[reached] = True
-    return available
