@@ -20,6 +20,7 @@ from tensile_jax.cli.commands.show import show
 from tensile_jax.cli.commands.submit import submit
 from tensile_jax.cli.errors import in_one_line
 from tensile_jax.cli.signals import INTERRUPTED
+from tensile_jax.cli.version import VERSION_HELP, print_version
 
 
 class _Commands(click.Group):
@@ -39,7 +40,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="tensile_jax")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help=VERSION_HELP)
 def main() -> None:
     """Train JAX models under a budget of device memory.
 
