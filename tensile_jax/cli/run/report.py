@@ -101,12 +101,14 @@ class PlainJob:
     """A job that was trained with plain `jax.jit`, to be compared with.
 
     `peak_bytes` is XLA's figure; `time_s` is from the job's compiling to its last step, without the test. `step_us` is the median
-    without the first step; None if there was one step only.
+    without the first step; None if there was one step only. `first_step_s` lasts from the begin of tracing to the end of the
+    first step.
     """
 
     name: str
     peak_bytes: int
     compile_s: float
+    first_step_s: float
     time_s: float
     step_us: float | None
     loss_first: float

@@ -117,8 +117,12 @@ def run_plain(entry: JobEntry, phases: Phases) -> PlainJob:
     phases.begin(f"{entry.name}: compiling plain jit")
     began = time.perf_counter()
     plain = compile_plain(shapes_of(entry))
+    first_step_s = 0.0
 
     def watch(done: int, loss: float, us: float) -> None:
+        nonlocal first_step_s
+        if done == 1:
+            first_step_s = time.perf_counter() - began
         phases.update(f"{entry.name}: training with plain jit", done, entry.steps, f"loss {loss:.4f}, {format_us(us)}")
 
     training = _train(plain.compiled, model.init(), model.batches(), steps=entry.steps, watch=watch)
@@ -126,6 +130,7 @@ def run_plain(entry: JobEntry, phases: Phases) -> PlainJob:
         name=entry.name,
         peak_bytes=plain.peak_bytes,
         compile_s=plain.compile_s,
+        first_step_s=first_step_s,
         time_s=time.perf_counter() - began,
         step_us=training.step_us,
         loss_first=training.losses[0],
