@@ -156,7 +156,7 @@ def failed_checks(found: SideBySide, *, least_accuracy: Mapping[str, float]) -> 
 
 
 def own_step_us(record: Record, job: str) -> float | None:
-    """The median time of the later half of the job's steps, without other jobs' launches in them; None if there were none.
+    """The median time of the job's steps but the first, without other jobs' launches in them; None if there were none.
 
     A step lasts from the begin of its first launch or copy to the end of its last one, so waiting for copies is counted.
     """
@@ -166,7 +166,7 @@ def own_step_us(record: Record, job: str) -> float | None:
             steps.setdefault(span.step, []).append(span)
     times: list[float] = []
     others = [span for span in record.spans if span.job != job and span.lane == "compute"]
-    for _, spans in sorted(steps.items())[len(steps) // 2 :]:
+    for _, spans in sorted(steps.items())[1:]:
         begin, end = min(span.begin_us for span in spans), max(span.end_us for span in spans)
         shared = sum(max(0.0, min(end, other.end_us) - max(begin, other.begin_us)) for other in others)
         times.append(end - begin - shared)
@@ -179,8 +179,8 @@ def _sections(found: SideBySide) -> Iterator[RenderableType]:
     peaks = [(job.name, format_bytes(job.peak_bytes), format_bytes(ours.peak_bytes or 0)) for job, ours in found.pairs]
     both = ("all three at once" if len(peaks) == 3 else "all at once"), found.plain_peaks_bytes, found.shared_peak_bytes
     yield (
-        "Memory: the most that a job held on the device. Plain jit's is what XLA states; together, it is measured. "
-        "All at once would need the sum of plain jit's."
+        "Memory: the most that a job held on the device. Plain jit's is what XLA states; together, it is measured. All at once "
+        "would need the sum of plain jit's. Together, each job has a plan that fits the budget, and jobs take turns."
     )
     yield _figures([*peaks, (both[0], format_bytes(both[1]), format_bytes(both[2]))])
     yield (
@@ -188,7 +188,7 @@ def _sections(found: SideBySide) -> Iterator[RenderableType]:
         f"{format_bytes(together.budget_bytes)}.\n"
     )
     yield (
-        "Time of a step, once warm: the median of the later steps. Together, it has the waiting for copies in it, "
+        "Time of a step, once warm: the median of all but the first. Together, it has the waiting for copies in it, "
         "but not the launches of other jobs."
     )
     steps = [(job.name, job.step_us, found.own_step_us.get(job.name)) for job in found.plain]

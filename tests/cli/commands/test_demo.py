@@ -73,7 +73,7 @@ def test_the_demo_sets_jobs_at_once_beside_plain_jit_one_after_another(tmp_path:
 
 def test_a_step_counts_its_waits_for_copies_but_not_other_jobs_launches() -> None:
     spans = [
-        Span("compute", "a", "first", 0, 0, 900, 0),  # of the earlier half
+        Span("compute", "a", "first", 0, 0, 900, 0),  # the first step
         Span("compute", "a", "begin", 1, 1000, 1010, 0),
         Span("compute", "b", "whole", 0, 1005, 1030, 0),  # 20 of it lie beside a's wait, 5 beside a's launch
         Span("compute", "a", "end", 1, 1040, 1050, 0),
