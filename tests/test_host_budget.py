@@ -119,7 +119,7 @@ def test_two_equal_steps_that_are_traced_apart_have_one_plan_under_a_host_budget
     [
         (0, tensile.BudgetError, "host_budget must be above zero, got 0. Give a number of bytes, or a size"),
         ("lots", tensile.BudgetError, "host_budget 'lots' cannot be read. Give"),
-        ("50%", tensile.BudgetError, "host_budget '50%' is a share, and"),
+        ("50%", tensile.BudgetError, "host_budget '50%' is a share, but host memory takes no share"),
         (True, TypeError, "host_budget must be a number of bytes or a string, got True"),
         ([1], TypeError, r"host_budget must be a number of bytes or a string, got \[1\]"),
     ],

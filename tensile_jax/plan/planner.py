@@ -220,16 +220,15 @@ class Planner:
         return self._latest.of("floor", measured, lambda: peak_of(self.model, self.lowest_choice(measured), measured))
 
     def quick_floor(self, measured: CompiledSizes) -> int:
-        """A limit for which the policy has a plan, hardly above the smallest one: the peak of the latest lowest plan.
+        """A limit for which the policy has a plan, hardly above the smallest one.
 
-        That plan may have been found with other compiled sizes. It is sought only if no such plan was found before.
+        It is the peak, with these sizes, of the plan that would need least if all estimates were right. That plan is sought once.
         """
         measured = measured.without_hints()
 
         def found() -> int:
-            before = self._latest.latest("lowest choice")
-            choice = self.lowest_choice(measured) if before is None else before[1]
-            return peak_of(self.model, choice, measured)
+            estimated = self._latest.of("lowest estimate", (), lambda: self.lowest_choice(CompiledSizes()))
+            return min(peak_of(self.model, estimated, measured), whole_peak(self.model, measured))
 
         return self._latest.of("quick floor", measured, found)
 

@@ -78,7 +78,7 @@ def round_numbers(low: float, high: float) -> list[float]:
     """Round numbers of `[low, high]` whose labels do not overlap on a logarithmic axis. Rounder ones are preferred.
 
     >>> round_numbers(0.95, 1.3)
-    [1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3]
+    [0.95, 1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3]
     >>> round_numbers(0.95, 13.0)
     [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0]
     """
