@@ -45,6 +45,7 @@ def test_blocks_that_differ_are_no_loop_and_a_policy_of_names_needs_names() -> N
     assert fitting and not any(way.scan or way.needs_names for way in fitting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nothing_saveable, sqrt(n) groups", "scan, nothing_saveable, two levels"])
 def test_a_network_by_hand_takes_plain_jits_step(name: str) -> None:
     chain = small()

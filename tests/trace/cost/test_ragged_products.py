@@ -73,6 +73,7 @@ def test_a_kernel_that_reads_groups_where_they_are_needs_no_memory(monkeypatch: 
     assert flops_of(program, equation) == 2 * ROWS * WIDTH * OUT
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_trains_within_its_budget_as_under_plain_jit() -> None:
     optimizer = optax.adam(1e-3)
     keys = jax.random.split(jax.random.key(0), 7)
