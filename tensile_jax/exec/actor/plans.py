@@ -2,7 +2,8 @@
 are frozen values that can be sent to any process.
 
     PlanWithin     asks for a plan that keeps given limits of memory
-    OffloadState   asks for the segments of an earlier plan, with some of the state in host memory between its uses
+    OffloadState   asks for a new plan that runs the segments of an earlier one, but keeps some of the state in host memory while
+                   no segment uses it
     RenewPlan      asks for a new plan, from what was measured while an earlier plan ran
     PlanSummary    the answer to each of them: a plan that was made, with what others need to know of it
 

@@ -1,13 +1,13 @@
-"""Keeps what is known of one kind of step: the sizes that compiling has shown, and the planner's choices whose plans have kept a
-budget.
+"""Remembers what was learned of one kind of step: the sizes that compiling has shown, and the planner's choices that were within
+a budget. Steps are of one kind if they have the same program and options.
 
 A *choice* says where the step is cut into segments, and when each tensor is on the device. Plans are made from choices, with
-estimated sizes until compiling shows the true ones. Searches for two budgets may compile different choices. If each ignored the
-other, the plan of the lower budget could have the higher peak, or the higher budget could have no plan although the lower one has
-one. Therefore
+estimated sizes until compiling shows the true ones. A lower budget must never have a plan with a higher peak, nor a plan where a
+higher budget has none. But each budget has a search of its own, and the two may compile different choices. Therefore
 
     - a lower budget takes the plan of the next higher budget, if that plan keeps the lower budget;
-    - a higher budget takes the plan of the next lower budget, if its own search found no plan or one with a lower peak.
+    - a higher budget takes the plan of the next lower budget, if its own search found nothing, or a plan whose peak is lower than
+      that plan's.
 
 If a plan was made before for a budget, no new search is made for that budget. `Knowledge` is an immutable value: whoever learns
 more makes a new one. The store (`knowledge_store.py`) holds the latest value for each kind of step.

@@ -2,20 +2,20 @@
 
 A *segment* is a stretch of operators that is compiled as one executable, so a copy can be issued, and waited for, only between
 two segments. A policy from a paper *hides* a copy behind some operators: the copy runs while they do. That works only if segments
-begin and end at these operators. So each *absence* of a tensor, from its copy to the host to its copy back, asks for boundaries
-at these places. (A *place* is the position of an operator in the order of execution; boundary b lies before the operator at place
-b.)
+begin and end at these operators. An *absence* of a tensor is the time between its copy to the host and its copy back. Each
+absence needs up to three boundaries:
 
     issued    after the last operator that needs the tensor before it leaves: the copy to the host is issued here
-    back      before the operator during which the copy to the device begins: the copy to the device is issued here
+    back      before the operator beside which the policy wants the copy to the device to begin: that copy is issued here
     used      before the next operator that needs the tensor: the copy to the device must have ended here
 
 The end of the copy to the host needs no boundary of its own: the tensor is freed at the first boundary after it. If the tensor
 stays so long that a segment exceeds the memory limit, `segments.py` adds a boundary.
 
-Each boundary costs the time of one launch, `launch_us`. Waiting that long for a copy is no worse. So a boundary is left out if
-another chosen one is near: less than `launch_us` after `issued`, or less than `launch_us` before `back` or `used`. The plan has
-all boundaries that remain. It has others only if the limit requires them, or if they save time.
+A boundary costs the time of one launch, `launch_us`, and so may cost more than the wait for a copy that it avoids. So a boundary
+is left out if another chosen one is near: less than `launch_us` after `issued`, or less than `launch_us` before `back` or `used`.
+The plan has all boundaries that remain. It has others only if the limit requires them, or if they save time. A *place* is the
+position of an operator in the order of execution; boundary b lies before the operator at place b.
 
 Times in microseconds since the step began.
 """

@@ -1,15 +1,16 @@
 """Estimates what a product of ragged groups costs (`jax.lax.ragged_dot`, which mixtures of experts use).
 
-The rows of one operand are divided into groups of any sizes, and each group is multiplied by a matrix of its own. On CPUs and on
-NVIDIA GPUs, XLA treats each group as if it were as large as all groups together (jax 0.10.2 and 0.12.0; compiled for an H200):
+One axis is divided into groups of any sizes. Mostly it is that of the rows of the left operand, and each group is multiplied by a
+matrix of its own. It can also be the axis that is summed over (contracted), or a batch axis. On CPUs and on NVIDIA GPUs, XLA
+treats each group as if it were as large as all groups together (jax 0.10.2 and 0.12.0; compiled for an H200):
 
-    the groups are of   XLA multiplies              and writes to memory
-    rows                [g, m, k] by [g, k, n]      the left operand once for each group, with zeros for the rows of the others,
-                                                    and the right one in another layout
-    terms               [g, m, k] by [g, m, n]      both operands once for each group
-    batches             the operands as they are    nothing
+    the divided axis    XLA multiplies              and writes to memory
+    rows                [g, m, k] by [g, k, n]      the left operand once for each group, with zeros in the rows of other groups,
+                                                    and the right operand in another layout
+    contracted          [g, m, k] by [g, m, n]      both operands once for each group
+    batch               the operands as they are    nothing
 
-Here g is the number of groups, and m the size of the axis that is divided into groups. With the option
+Here g is the number of groups, and m the size of the divided axis. With the option
 `jax_ragged_dot_use_gpu_pallas_triton_lowering`, JAX uses a kernel of its own, which needs no such memory.
 """
 

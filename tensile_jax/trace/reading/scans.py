@@ -9,8 +9,8 @@ the inputs and outputs of a scan, and of its body:
 
 Here xs and ys have one more axis than x and y: the first axis, of size `length`. If a scan is *split*, shorter scans replace it
 in the program (`flatten.py`), each with stacks of its own. If a scan is *opened*, the bodies of its iterations replace it. Its
-outputs are then stacked only if something reads the whole stack. A value that an iteration leaves for the same iteration of the
-backward pass is an ordinary variable.
+outputs are then stacked only if something reads the whole stack. What an opened iteration saves for its backward pass is then an
+ordinary variable, not a slice of a stack.
 """
 
 from collections.abc import Mapping, Sequence
