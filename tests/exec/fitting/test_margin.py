@@ -8,7 +8,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.plan import CompiledSizes, Goal, Planned, Planner
+from tensile_jax.plan import Choice, CompiledSizes, Goal, Planned, Planner
 from tests.builders import batch, fresh, low_budget, sgd_step, weights
 
 ARGUMENTS = (weights(6), batch(rows=1500))
@@ -80,3 +80,21 @@ def test_the_budget_that_an_error_names_is_kept_though_nothing_is_free_then() ->
         run(ARGUMENTS[1].nbytes)
     floor = caught.value.floor_bytes
     assert run(floor) <= floor
+
+
+def test_a_plan_that_two_revisions_do_not_lower_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, predicted = Fitting.workspaces, Fitting.predicted
+    attempts: list[int] = []
+
+    def revised(self: Fitting, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
+        attempts.append(attempt)
+        found = predicted(self, choice, goal)
+        return None if found is None else Planned(found.plan, choice)
+
+    arguments = (weights(6), batch(rows=1450))
+    budget = low_budget(sgd_step, *arguments, part=0.3, donate_argnums=0)
+    monkeypatch.setattr(Fitting, "workspaces", lambda self, *of: [nbytes + budget for nbytes in here(self, *of)])
+    monkeypatch.setattr(Fitting, "revised", revised)
+    with pytest.raises(tensile.BudgetTooSmall):
+        run(budget, arguments)
+    assert attempts == [2, 3]
