@@ -13,6 +13,7 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from tensile_jax.trace import is_packed, shard_of, size_of
+from tensile_jax.trace.avals import is_extended
 
 Device = Any
 """A `jax.Device`, which is a variable and not a type to a type checker."""
@@ -131,6 +132,17 @@ def on_host(array: Any) -> bool:
     """Whether `array` is a `jax.Array` in pinned host memory."""
     sharding = getattr(array, "sharding", None)  # the quick test first: this is called for every argument
     return sharding is not None and sharding.memory_kind == HOST and isinstance(array, jax.Array)
+
+
+def own_layout(array: Any) -> tuple[int, ...] | None:
+    """The memory layout of an array, its dimensions from major to minor; None if it is row-major, or is of a type of JAX's own.
+
+    Keys and tokens have no layout.
+    """
+    if not isinstance(array, jax.Array) or is_extended(array.dtype):
+        return None
+    layout = array.format.layout  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
+    return None if layout is None or layout.major_to_minor == tuple(range(array.ndim)) else layout.major_to_minor
 
 
 def may_move(value: Any) -> bool:

@@ -32,9 +32,8 @@ from jax.sharding import SingleDeviceSharding
 
 from tensile_jax.exec.compiling.async_copies import read_copies
 from tensile_jax.exec.compiling.segment_code import LaidOut, SegmentCode
-from tensile_jax.exec.transfer import DEVICE, HOST, Device, may_move, on_host
+from tensile_jax.exec.transfer import DEVICE, HOST, Device, may_move, on_host, own_layout
 from tensile_jax.trace import TracedStep, array_type, in_host_memory, is_packed, shape_struct, shard_of, size_of
-from tensile_jax.trace.avals import is_extended
 
 GPUS = ("gpu", "cuda", "rocm")
 """The names that JAX has for GPUs as platforms."""
@@ -266,16 +265,11 @@ class Compiler:
 
 
 def _not_row_major(values: Sequence[jax.Array]) -> Iterator[LaidOut]:
-    """Those of the arrays in device memory that are not row-major, to be returned with the layouts that they have.
-
-    Keys and other arrays of JAX's own types have no layout.
-    """
+    """Those of the arrays in device memory that are not row-major, to be returned with the layouts that they have."""
     for place, value in enumerate(values):
-        if is_extended(value.dtype) or on_host(value):
-            continue
-        layout = value.format.layout  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
-        if layout is not None and list(layout.major_to_minor) != sorted(layout.major_to_minor):
-            yield LaidOut(place, place, layout.major_to_minor)
+        layout = None if on_host(value) else own_layout(value)
+        if layout is not None:
+            yield LaidOut(place, place, layout)
 
 
 def layout_of(one: LaidOut) -> Any:

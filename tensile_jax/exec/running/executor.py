@@ -42,7 +42,7 @@ from tensile_jax.exec.running.instructions import (
     StartSwapIn,
     StartSwapOut,
 )
-from tensile_jax.exec.transfer import Transfer, device_bytes, may_move, nbytes_on_a_device, on_host
+from tensile_jax.exec.transfer import Transfer, device_bytes, may_move, nbytes_on_a_device, on_host, own_layout
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class Executor:
         """
         layout = self._program.layouts.get(slot)
         if layout is None:
-            return value if _is_row_major(value) else jax.numpy.copy(value)
+            return value if own_layout(value) is None else jax.numpy.copy(value)
         copy = self._transfer.laid_out(value, layout)
         if isinstance(value, jax.Array) and copy is not value:
             jax.block_until_ready(copy)
@@ -185,11 +185,6 @@ class Executor:
             jax.block_until_ready(copy)
             value.delete()
         return copy
-
-
-def _is_row_major(value: Any) -> bool:
-    layout = value.format.layout if isinstance(value, jax.Array) else None  # pyright: ignore[reportAttributeAccessIssue] # unknown to it
-    return layout is None or layout.major_to_minor == tuple(range(value.ndim))
 
 
 def _with_copies(before: tuple[int, float], copies: Sequence[Any], began: float) -> tuple[int, float]:
