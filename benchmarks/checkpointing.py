@@ -1,7 +1,7 @@
 """`make bench-checkpointing`: `jax.checkpoint` placed by hand beside budgets of the same bytes, on this CPU.
 
     python -m benchmarks.checkpointing
-    python -m benchmarks.checkpointing --only decoder --rounds 3 -o /tmp/one.json
+    python -m benchmarks.checkpointing --only decoder --rounds 3 -o one.json
 
 For each network of `benchmarks/blocks.py`, in one process: plain `jax.jit`; the same network written in each way by hand, with
 `jax.checkpoint` around its blocks, which stand one after another or are the body of a `lax.scan`; and `tensile_jax.jit` of the
