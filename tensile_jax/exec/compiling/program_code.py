@@ -44,6 +44,7 @@ from tensile_jax.ir import Graph, Tensor, TensorId
 from tensile_jax.plan.result.instructions import FinishSwapIn, FinishSwapOut, Free, Launch, StartSwapIn, StartSwapOut
 from tensile_jax.plan.result.joined import JoinedProgram
 from tensile_jax.plan_format import Barriers, Plan, Segment, StateLayout, unranged
+from tensile_jax.trace.avals import is_extended
 
 _Values = dict[TensorId, Any]
 _LAID_OUT_FROM = 4
@@ -267,4 +268,4 @@ def _that_can_cross(values: _Values, tensors: Sequence[TensorId]) -> _Values:
 
 
 def _is_plain(value: Any) -> bool:
-    return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+    return hasattr(value, "dtype") and not is_extended(value.dtype)
