@@ -50,6 +50,8 @@ OUTER_PRODUCTS = "outer_products"
 EXPENSIVE = frozenset("cos erf sin tan tanh".split())
 """Light primitives whose results XLA writes, on any device, rather than computing them in several kernels
 (`plan/analysis/fusion.py`)."""
+UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter-max scatter-min scatter-mul".split())
+"""The primitives that give their first operand with a part of it changed. XLA changes it in place if nothing else needs it."""
 Role = Literal["parameter", "optimizer_state", "state", "batch", "constant", "activation", "gradient", "output"]
 
 

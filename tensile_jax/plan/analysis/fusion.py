@@ -4,7 +4,8 @@ XLA runs a *heavy* operator, such as a matrix product, as a kernel of its own. X
 into their consumers. So most results of light operators never exist in memory. A tensor is *materialised* (written to memory) in
 these cases:
 
-    - it is an input, or a heavy operator makes it or reads it
+    - it is an input, or a heavy operator makes it or reads it. (If a light operator makes what a scatter updates, such as zeros,
+      its numbers are written to the memory of the scatter's result)
     - a reduction reads it. Some backends compute what a reduction reads on the fly; they also compute on the fly what a gather
       reads
     - it is expensive to compute, and several kernels would have to compute it (`tanh` on a GPU; `exp`, a division and others on a
@@ -54,7 +55,7 @@ from math import prod
 
 import numpy as np
 
-from tensile_jax.ir import EXPENSIVE
+from tensile_jax.ir import EXPENSIVE, UPDATES
 from tensile_jax.plan.analysis.liveness import Liveness
 
 _SMALL = 16  # a tensor is much smaller than another if it has at most a sixteenth of its bytes (`make bench-constants`)
@@ -108,8 +109,11 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     else:
         heavy_readers = heavy
     read_by = np.zeros((2, len(size)), dtype=bool)  # a heavy operator, a barrier
+    reads, elsewhere = liveness.reads, np.ones(len(liveness.reads.place), dtype=bool)
+    updating = [place for place, op in enumerate(operators) if op.primitive in UPDATES and op.inputs]
+    elsewhere[reads.start[updating]] = False  # what is updated is written where the result is
     for those, which in zip(read_by, (heavy_readers, barrier), strict=True):
-        those[liveness.reads.tensor[which[liveness.reads.place]]] = True
+        those[reads.tensor[which[reads.place] & elsewhere]] = True
     read_by_heavy = read_by[0].tolist()
     written = (liveness.begins < 0) | read_by[1]
     written[liveness.makes.tensor[heavy[liveness.makes.place]]] = True

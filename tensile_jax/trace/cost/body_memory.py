@@ -20,16 +20,13 @@ MB that XLA may use for products.
 
 from collections.abc import Collection
 
-from tensile_jax.ir import EXPENSIVE
+from tensile_jax.ir import EXPENSIVE, UPDATES
 from tensile_jax.trace.avals import nbytes_of
 from tensile_jax.trace.cost.fusion_kinds import kind_of
 from tensile_jax.trace.cost.ragged_products import RAGGED_PRODUCT, ragged_bytes
 from tensile_jax.trace.program import Equation, Nested, Program
 from tensile_jax.trace.reading.flatten import flatten
 from tensile_jax.trace.reading.scans import scan_of
-
-_UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter-max scatter-min scatter-mul".split())
-"""They give their first operand with a part of it changed, in its memory if nothing else needs it afterwards."""
 
 
 def inner_bytes(program: Program, equation: Equation) -> int:
@@ -78,7 +75,7 @@ def _most_held(body: Program, *, elsewhere: Collection[int], elements: Collectio
     for place, e in enumerate(equations):
         held += sum(costs[v] for v in begins.get(place, ()))
         ending = ends.get(place, [])
-        updated = e.inputs[0] if e.primitive.name in _UPDATES else None
+        updated = e.inputs[0] if e.primitive.name in UPDATES else None
         if isinstance(updated, int) and updated in ending:
             ending.remove(updated)
             held -= costs[updated]

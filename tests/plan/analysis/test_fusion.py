@@ -159,6 +159,19 @@ def test_what_is_expensive_is_written_if_several_kernels_read_it() -> None:
     assert not is_written(once, "tanh", on_gpu=False)
 
 
+def test_what_a_scatter_updates_is_written_where_its_result_is() -> None:
+    def step(x: Any, w: Any, rows: Any) -> Any:
+        return jnp.zeros((_N, _N)).at[rows].add(x @ w), (x @ w).at[rows].add(x)
+
+    graph = graph_for(step, jnp.ones((_N, _N)), jnp.ones((_N, _N)), jnp.zeros(_N, int))
+    into_zeros, into_product = (op for op in graph.operators if op.primitive == "scatter-add")
+    for on_gpu in (True, False):
+        written = fusion_of(graph, fused_reductions=on_gpu).materialised
+        assert not written[into_zeros.inputs[0]]
+        assert written[into_product.inputs[0]]  # a product is a kernel of its own
+        assert all(written[op.outputs[0]] for op in (into_zeros, into_product))
+
+
 def test_what_is_expensive_costs_nothing_again_where_only_a_derivative_reads_it() -> None:
     def layer(x: Any, w: Any) -> Any:
         y = x @ w
