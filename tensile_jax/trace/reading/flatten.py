@@ -25,8 +25,7 @@ with Python's numbers.) State that begins as a Python number often becomes stron
 loop, and JAX then traces the step again. Without weak types, both traces give equal programs, which share one plan.
 `Program.weak` says which results of the step are weakly typed.
 
-`simplify.py` lists the other changes, which keep every bit of the results. At the end, `separate` gives every output memory of
-its own.
+`simplify.py` lists the other changes. At the end, `separate` gives every output memory of its own.
 
 The walk over a jaxpr is that of JAX's tutorial "autodidax". An environment maps the variables of the jaxpr to variables of the
 program. For each equation, inputs are read from the environment, and outputs are written to it.
@@ -59,7 +58,13 @@ from tensile_jax.trace.reading.mutable_references import Discharged, Reference, 
 from tensile_jax.trace.reading.named_places import names_memory
 from tensile_jax.trace.reading.scans import Loop, Stack, joined, layer, loop_of, part_of
 from tensile_jax.trace.reading.shard_maps import Map, Mapped, Placed, map_of
-from tensile_jax.trace.reading.simplify import with_rectified_conditions, without_dead, without_offloading, without_repeated
+from tensile_jax.trace.reading.simplify import (
+    with_rectified_conditions,
+    with_sums_in_scatters,
+    without_dead,
+    without_offloading,
+    without_repeated,
+)
 from tensile_jax.trace.reading.treatment import Opened, Place, Split, Treatments, Whole
 
 _INNER_EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutableArrayEffect", "NamedAxisEffect"})
@@ -492,7 +497,8 @@ def flatten(nested: Nested, treatments: Treatments = MappingProxyType({})) -> Pr
     equations, returned = without_repeated(builder.equations, returned)
     if not respect_checkpoint:
         equations, returned = without_offloading(equations, returned)
-    builder.equations = without_dead(with_rectified_conditions(equations), returned)
+    equations = with_sums_in_scatters(with_rectified_conditions(equations), returned)
+    builder.equations = without_dead(equations, returned)
     read = {v for e in builder.equations for v in e.inputs if isinstance(v, int)} | {v for v in returned if isinstance(v, int)}
     used = [nested.keep_unused or v in read for v in inputs]
     usable = [u and d for u, d in zip(used, nested.donated or [False] * len(inputs), strict=True)]

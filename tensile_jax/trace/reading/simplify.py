@@ -1,9 +1,11 @@
 """Simplifies a program: removes repeated and dead equations, and copies to host memory that `jax.checkpoint` added.
 
 `jax.checkpoint` repeats equations in order to recompute, and copies values to host memory in order to save device memory. Here
-the planner decides both. No simplification changes a bit of the results.
+the planner decides both. No simplification changes a bit of the results, except that a sum with a scatter becomes a scatter, as
+XLA makes it in plain `jax.jit`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +16,7 @@ import numpy as np
 
 from tensile_jax.trace.avals import is_extended
 from tensile_jax.trace.keys import atom_key, params_key
-from tensile_jax.trace.program import Atom, Equation, Immediate
+from tensile_jax.trace.program import Atom, Equation, Immediate, WrappedPrimitive
 from tensile_jax.trace.reading.shard_maps import Mapped
 
 
@@ -105,6 +107,42 @@ def with_rectified_conditions(equations: Sequence[Equation]) -> list[Equation]:
             if result in made:
                 changed[place] = replace(equation, inputs=(result, *equation.inputs[1:]))
     return changed
+
+
+def with_sums_in_scatters(equations: Sequence[Equation], outputs: Sequence[Atom]) -> list[Equation]:
+    """With `scatter(x, ...)` instead of `x + scatter(zeros, ...)`, if `x` is made first and nothing else reads the scatter.
+
+    XLA does the same inside an executable. The gradient of a cross-entropy has such a sum, as large as the logits. The gradient
+    of an embedding that a model uses twice has another.
+    """
+    reads = Counter(atom for e in equations for atom in e.inputs if isinstance(atom, int))
+    reads.update(atom for atom in outputs if isinstance(atom, int))
+    made = {v: place for place, e in enumerate(equations) for v in e.outputs}
+    changed = dict(enumerate(equations))
+    for place, equation in enumerate(equations):
+        for x, scattered in (equation.inputs, equation.inputs[::-1]) if _is(equation, "add_any") else ():
+            if not (isinstance(x, int) and isinstance(scattered, int) and reads[scattered] == 1 and scattered in made):
+                continue
+            at = made[scattered]
+            scatter = changed[at]
+            same = scatter.context is equation.context and scatter.iterations == equation.iterations
+            if same and made.get(x, -1) < at and _is(scatter, "scatter-add") and _is_zeros(scatter.inputs[0], made, equations):
+                changed[at] = replace(scatter, inputs=(x, *scatter.inputs[1:]), outputs=equation.outputs)
+                del changed[place]
+                made[equation.outputs[0]] = at
+                break
+    return [changed[place] for place in sorted(changed)]
+
+
+def _is_zeros(atom: Atom, made: Mapping[int, int], equations: Sequence[Equation]) -> bool:
+    """Whether an equation makes it of zeros."""
+    place = made.get(atom) if isinstance(atom, int) else None
+    return place is not None and _is(equations[place], "broadcast_in_dim") and _is_zero(equations[place].inputs[0])
+
+
+def _is(equation: Equation, name: str) -> bool:
+    """Whether it is this primitive of JAX, and runs as JAX has it."""
+    return equation.primitive.name == name and not isinstance(equation.primitive, WrappedPrimitive)
 
 
 def _is_zero(atom: Atom) -> bool:

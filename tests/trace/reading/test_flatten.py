@@ -173,6 +173,39 @@ def test_other_comparisons_are_left_alone(compare: Callable[[Any], Any]) -> None
         np.testing.assert_array_equal(got, wanted)
 
 
+def picked(x: Any) -> Any:
+    return jnp.take_along_axis(x, jnp.array([[2], [0], [1]]), 1)
+
+
+def sum_of_picked(x: Any) -> Any:
+    return jnp.sum(picked(x)) + jnp.sum(jnp.exp(x))
+
+
+def test_a_gradient_to_which_a_scatter_is_added_is_changed_in_place() -> None:
+    program = flat(jax.grad(sum_of_picked), X)
+    (scatter,) = (e for e in program.equations if e.primitive.name == "scatter-add")
+    assert "add_any" not in names(program)
+    assert next(e for e in program.equations if scatter.inputs[0] in e.outputs).primitive.name == "mul"  # the gradient of exp
+    np.testing.assert_array_equal(run(program, X)[0], jax.jit(jax.grad(sum_of_picked))(X))
+
+
+def test_a_scatter_that_is_read_twice_or_made_before_what_is_added_stays() -> None:
+    def twice(x: Any) -> Any:
+        taken, back = jax.vjp(picked, x)
+        (scattered,) = back(taken)
+        return scattered, jax.grad(lambda y: jnp.sum(picked(y) * taken) + jnp.sum(jnp.exp(y)))(x)
+
+    def later(x: Any) -> Any:
+        _, back = jax.vjp(lambda y: (picked(y), jnp.exp(y)), x)
+        (scattered,) = back((jnp.ones((3, 1)), jnp.zeros((3, 4))))
+        (other,) = back((jnp.zeros((3, 1)), jnp.cos(scattered)))
+        return scattered, other
+
+    for step in (twice, later):
+        for got, wanted in zip(run(flat(step, X), X), step(X), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
 def test_every_output_is_a_variable_of_its_own() -> None:
     captured = jnp.arange(3.0)
     program = flat(lambda x: (x, x, jnp.sin(x), jnp.sin(x), 4.0, captured, captured), X)
