@@ -39,6 +39,9 @@ _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their 
 _AS_EXPECTED = 0.9, 1.35
 """Of plain jit's predicted peak: if the compiled peak is outside, a new plan is made. A wider range saves planning, and gives
 plans that are 1 to 3 % slower (`make bench-workloads`)."""
+_NEARLY_FITS = 1.15
+"""Of the limit: before a refusal, other rewrites are compiled whose predicted floor is at most this. More finds more plans, and
+refuses later. Not tuned."""
 _LOWER = 0.9  # of the budget: the next budget after the device ran out of memory
 _FREE, _MOST_FREE = 0.005, 0.1  # of the limit: what the plan of a loop's body leaves to the small tensors around the loop
 
@@ -144,14 +147,36 @@ def _fit_drafted(fitting: Fitting, draft: _Draft) -> CompiledPlan:
 
 
 def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
-    """The compiled plan of the form that is predicted to be the fastest. The plan records how long the choice of the form
-    took.
+    """The compiled plan of the form that is predicted to be the fastest, or of another one if compiling refuses that.
+
+    The plan records how long the choice of the form took.
     """
     began = time.perf_counter()
     chosen = fastest_form(fitting, drive_loops=drive_loops)
     before = Spent(ranking_s=time.perf_counter() - began) + (Spent() if chosen is fitting else fitting.spent)
-    found = fit(chosen)
+    try:
+        found = fit(chosen)
+    except BudgetTooSmall as refusal:
+        found = _fit_another(fitting, chosen.step, refusal)
     return replace(found, spent=before + found.spent)
+
+
+def _fit_another(fitting: Fitting, refused: Step, refusal: BudgetTooSmall) -> CompiledPlan:
+    """The compiled plan of a rewritten form that is predicted to need hardly more than the budget, where `refused` has none.
+
+    Raises:
+        BudgetTooSmall: there is no such plan either; of the refusals, the one with the smallest budget that works.
+    """
+    if len(fitting.step.agreement.processes) > 1:  # each process would have to try the same forms
+        raise refusal
+    others = [fitting.of(form) for form in dict.fromkeys(_all_rewritten(fitting.step)) if form is not refused]
+    most = _NEARLY_FITS * fitting.limit()
+    for form in sorted((form for form in others if form.floor_bytes() <= most), key=lambda form: form.floor_bytes()):
+        try:
+            return fit(form)
+        except BudgetTooSmall as other:
+            refusal = min(refusal, other, key=lambda error: error.floor_bytes)
+    raise refusal
 
 
 def _more_is_known(fitting: Fitting, refusal: BudgetTooSmall) -> bool:

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
+from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.fitting import forms
 from tensile_jax.exec.fitting.find_plan import begin
 from tensile_jax.exec.fitting.fitting import Fitting
@@ -110,3 +111,23 @@ def test_a_lower_budget_takes_the_variant_of_the_next_higher_one_though_the_step
     low = tensile.jit(step, budget=peak, donate_argnums=0)
     low(fresh(state), batch)
     assert low.plan(state, batch).peak_bytes <= peak and in_chunks(low.plan(state, batch))
+
+
+def test_another_form_is_compiled_before_a_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, batch = arguments(2600)
+    budget = len(batch[0]) * 2**10
+    tried: list[tuple[str, ...]] = []
+    original = forms.fit
+
+    def refusing_the_first(fitting: Fitting, *rest: Any) -> Any:
+        tried.append(tuple(rewrite.name for rewrite in fitting.step.traced.rewrites))
+        if tried.count(tried[0]) == len(tried):
+            raise BudgetTooSmall("compiling shows more", budget_bytes=budget, floor_bytes=budget + 1)
+        return original(fitting, *rest)
+
+    monkeypatch.setattr(forms, "fit", refusing_the_first)
+    function = tensile.jit(step, budget=budget, donate_argnums=0)
+    function(fresh(state), batch)
+    plan = function.plan(state, batch)
+    assert in_chunks(plan) and plan.peak_bytes <= budget
+    assert tried[-1] != tried[0] and all("chunks" in rewrites[-1] for rewrites in tried)
