@@ -431,20 +431,17 @@ def describe(plan: Plan) -> str:
     budget = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes) + basis
     if plan.max_slowdown is not None:
         budget = f"the least for a step of at most {plan.max_slowdown:g} times plain jit's time"
-    jit = "" if plan.jit_peak_bytes is None else f", plain jit {format_bytes(plan.jit_peak_bytes)}"
+    jit = "" if plan.jit_peak_bytes is None else f"plain jit {format_bytes(plan.jit_peak_bytes)}, "
     counts = {kind: sum(e.kind == kind for e in plan.events) for kind in ("swap_out", "swap_in", "recompute")}
     recomputed = sum(e.nbytes for e in plan.events if e.kind == "recompute")
     about = "about " if plan.workspaces == "predicted" else ""
-    plain = "" if plan.whole or plan.jit_step_us is None else f" (plain jit {plan.jit_step_us / 1e3:.1f} ms)"
-    uncalibrated = "uncalibrated, " if plan.rates == "unknown" else ""
     lines = [
-        f"Plan of {plan.program!r}{_over_plain(plan)} ({plan.policy}, {_profile(plan)}, {plan.workspaces} workspaces)",
+        f"Plan of {plan.program!r}{_over_plain(plan)} (policy {plan.policy}, {_profile(plan)}, memory as {plan.workspaces})",
         *([f"  devices    {plan.devices}, all alike; sizes are those of one"] if plan.devices > 1 else []),
         f"  budget     {budget}",
         f"  peak       {about}{format_bytes(plan.peak_bytes)} in {plan.segments[plan.peak_segment].name}"
-        f" (floor {format_bytes(plan.floor_bytes)}{jit})" + _of_the_allocator(plan),
-        f"  step       {uncalibrated}{plan.step_us / 1e3:.1f} ms, of which {plan.recomputed_us / 1e3:.1f} ms recomputation, "
-        f"{plan.stall_us / 1e3:.1f} ms waiting for copies" + plain,
+        f" ({jit}least for such a plan {format_bytes(plan.floor_bytes)})" + _of_the_allocator(plan),
+        f"  step       {_step(plan)}",
     ]
     if plan.bound_us is not None:
         above = plan.step_us / plan.bound_us - 1
@@ -474,6 +471,18 @@ def describe(plan: Plan) -> str:
     for note in plan.notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
     return "\n".join(lines)
+
+
+def _step(plan: Plan) -> str:
+    """The predicted time of a step, as a sum of its parts."""
+    uncalibrated = "uncalibrated, " if plan.rates == "unknown" else ""
+    whole, again, waits = (round(us / 1e3, 1) for us in (plan.step_us, plan.recomputed_us, plan.stall_us))
+    if plan.whole or plan.jit_step_us is None:
+        return f"{uncalibrated}{whole} ms"
+    plain = round(plan.jit_step_us / 1e3, 1)
+    cuts = whole - plain - again - waits  # so that the parts add up as they are printed
+    rest = f"- {-cuts:.1f} less memory traffic" if cuts < 0 else f"+ {cuts:.1f} at the cuts between segments"
+    return f"{uncalibrated}{whole} ms = plain jit {plain} + recomputation {again} + waiting for copies {waits} {rest}"
 
 
 def _of_the_allocator(plan: Plan) -> str:

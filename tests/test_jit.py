@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import gc
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -394,8 +395,15 @@ def test_a_plan_says_what_it_does() -> None:
     plan = planned(sgd_step, (weights(), batch()), donate_argnums=0).plan(weights(), batch())
     text = str(plan)
     assert plan.jit_step_us is not None
-    assert text.startswith(f"Plan of 'sgd_step': {plan.step_us / plan.jit_step_us:.2f} times plain jit's time, predicted (auto, ")
-    assert f"waiting for copies (plain jit {plan.jit_step_us / 1e3:.1f} ms)" in text
+    assert text.startswith(
+        f"Plan of 'sgd_step': {plan.step_us / plan.jit_step_us:.2f} times plain jit's time, predicted (policy auto, "
+    )
+    (parts,) = re.findall(
+        r"step +([\d.]+) ms = plain jit ([\d.]+) \+ recomputation ([\d.]+) \+ waiting for copies ([\d.]+) (. [\d.]+)", text
+    )
+    whole, *rest = (float(part.replace(" ", "")) for part in parts)
+    assert whole == round(plan.step_us / 1e3, 1) and rest[0] == round(plan.jit_step_us / 1e3, 1)
+    assert whole == pytest.approx(sum(rest), abs=0.01)
     assert f"segments   {len(plan.segments)}" in text
     assert f"swaps      {sum(e.kind == 'swap_out' for e in plan.events)} out" in text
     assert plan.floor_bytes <= plan.peak_bytes <= (plan.budget_bytes or 0)
