@@ -23,7 +23,7 @@ from tensile_models.resnet import resnet50
 
 import tensile_jax as tensile
 from benchmarks.workloads import PROGRAMS, WORKLOADS, Program
-from tensile_jax.memory_report.memory import calls_of
+from tensile_jax.memory_report.calls import calls_of
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 MOST_PACKING = 0.2  # of the predicted peak; more would mean that the report is wrong about what lives there

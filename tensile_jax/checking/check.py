@@ -17,7 +17,7 @@ from typing import Any, Literal, Unpack, cast
 
 import jax
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves_with_path
+from jax.tree_util import tree_leaves
 
 from tensile_jax.api import PlannedFunction, made_of
 from tensile_jax.arguments import read_count, shown
@@ -37,11 +37,19 @@ from tensile_jax.checking.ways import (
     values_of,
 )
 from tensile_jax.errors import OutOfMemory
-from tensile_jax.exec.call.options import JitOptions, PlanOptions
+from tensile_jax.exec.call.options import JitOptions, PlanOptions, read_options
 from tensile_jax.exec.call.signature import SignatureReader
 from tensile_jax.exec.compiling.step import LaunchName, Step, package_version
 from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
-from tensile_jax.memory_report.memory import is_jitted
+from tensile_jax.memory_report.calls import (
+    SAID_AGAIN,
+    ask,
+    is_jitted,
+    leaves_with_path,
+    nnx_step_of,
+    refuse_unknown,
+    refuse_without_effect,
+)
 from tensile_jax.plan import PolicyName
 from tensile_jax.plan.update import WATCHED_FIRST
 from tensile_jax.plan_format import Plan, StateLayoutName
@@ -52,6 +60,8 @@ from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
 __all__ = ["CheckReport", "check"]
+
+_SAID_AGAIN = {*SAID_AGAIN, "compiler_options"}  # the segments of a plan are compiled with these
 
 
 @hides_frames
@@ -87,15 +97,16 @@ def check(
 
     Args:
         function: any function that `jax.jit` takes, or what `jax.jit` has returned (give `static_argnums` and `static_argnames`
-            again). What `tensile_jax.jit` has returned is checked with the options that it was made with.
-        *args: its arguments: arrays, not shapes.
+            again). What `tensile_jax.jit` has returned is checked with the options that it was made with. A step on Flax NNX
+            objects is taken, too, as in `tensile_jax.memory`.
+        *args: its arguments: arrays, not shapes. NNX objects are not changed.
         kwargs: its keyword arguments.
         steps: how many steps to compare. Results that have the structure of an argument, as a state has, take its place in the
             next step. The default is one more than the steps that a plan measures at its beginning.
         timed_calls: how many calls of each side to time, after the steps, all with the same arguments.
         budget, host_budget, max_slowdown, policy, device_profile, state_memory, launch, state_layout, open_loops,
             respect_checkpoint, plan, progress: as in `tensile_jax.jit`.
-        **jit_options: as in `jax.jit`, such as `donate_argnums=0`.
+        **jit_options: as in `tensile_jax.memory`, such as `donate_argnums=0`.
 
     Returns:
         A `CheckReport`. `print(report)` shows it, and `report.assert_ok()` fails a test if an output differs.
@@ -105,7 +116,7 @@ def check(
         TraceError: the step cannot be planned.
         OutOfMemory: neither plain jit nor another plan fits on the device, so that there is nothing to compare with.
         ValueError: an argument is a shape, or was deleted, or an option has a value that is not allowed.
-        TypeError: the function takes NNX objects.
+        TypeError: an option is none of `jax.jit`, or it would change nothing because the function is jitted already.
 
     >>> import jax.numpy as jnp
     >>> def loss(w, x):
@@ -126,9 +137,18 @@ def check(
         "device_profile": device_profile, "state_memory": state_memory, "launch": launch, "state_layout": state_layout,
         "open_loops": open_loops, "respect_checkpoint": respect_checkpoint, "plan": plan, "progress": progress,
     }  # fmt: skip
-    asked = _asked(function, {name: value for name, value in given.items() if value is not None}, jit_options)
-    case = _case_of(asked, args, dict(sorted((kwargs or {}).items())), steps=int(steps), timed_calls=int(timed_calls))
-    return _report_on(case)
+    refuse_unknown(jit_options)
+    named = dict(sorted((kwargs or {}).items()))
+    nnx_step = nnx_step_of(function, args, named, jit_options)
+    step = function if nnx_step is None else nnx_step.function
+    asked = _asked(step, {name: value for name, value in given.items() if value is not None}, jit_options)
+    read_options(asked.plan_options)
+    refuse_unrunnable(function, args, named)
+
+    def report_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
+        return _report_on(_case_of(asked, args, kwargs, steps=int(steps), timed_calls=int(timed_calls)))
+
+    return ask(nnx_step, report_on, args, named)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,9 +193,15 @@ class _Ran:
 
 
 def _asked(function: Callable[..., Any], given: Mapping[str, Any], jit_options: JitOptions) -> Asked:
-    """The step as it was given, with all of its options."""
+    """The step as it was given, with all of its options.
+
+    Raises:
+        TypeError: an option would change nothing because the step is jitted already.
+    """
+    made_here = isinstance(function, PlannedFunction)  # so that every option takes effect
+    refuse_without_effect(function, jit_options, said_again=set(JitOptions.__annotations__) if made_here else _SAID_AGAIN)
     options: dict[str, Any] = {**given, **jit_options}
-    if isinstance(function, PlannedFunction):
+    if made_here:
         function, made_with = made_of(function)
         options = {**made_with, **options, "keep_plans": None}  # the folder is for the plans of the user's own calls
     for_jit = {name: value for name, value in options.items() if name in JitOptions.__annotations__}
@@ -188,7 +214,6 @@ def _case_of(asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any], *, ste
     """Trace the step, plan it and compile it. Nothing runs."""
     jitted = asked.jitted
     calls = asked.calls()  # refuses wrong options
-    refuse_unrunnable(jitted.__wrapped__, args, kwargs)
     began = time.perf_counter()
     jitted.trace(*args, **kwargs)  # JAX keeps the trace, and the plan uses it again
     jax_trace_s = time.perf_counter() - began
@@ -201,12 +226,11 @@ def _case_of(asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any], *, ste
     arguments = _arguments_of(step, asked, args, kwargs)
     plan = plan_first(calls, arguments).plan
     checked = Way("the plan", asked, planned_run(calls, arguments), time.perf_counter() - began, calls)
-    results, _ = tree_flatten_with_path(step.traced.traced.out_info)
     return _Case(
         asked=asked,
         step=step,
         arguments=arguments,
-        outputs=[("result" + keystr(path), info) for path, info in results],
+        outputs=list(zip(step.traced.results, tree_leaves(step.traced.traced.out_info), strict=True)),
         steps=steps,
         timed_calls=timed_calls,
         tell=told_by(asked.plan_options.get("progress")),
@@ -218,7 +242,7 @@ def _case_of(asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any], *, ste
 
 def refuse_unrunnable(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises: ValueError: an argument is a shape, or was deleted."""
-    for path, leaf in tree_leaves_with_path((args, kwargs)):
+    for path, leaf in leaves_with_path(args, kwargs):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             name = name_of(parameter_names(function, ()), path)
             raise ValueError(

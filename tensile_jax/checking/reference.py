@@ -25,7 +25,7 @@ from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.compiling.compiler import memory_of
 from tensile_jax.exec.compiling.step import Step
 from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
-from tensile_jax.memory_report.memory import calls_of
+from tensile_jax.memory_report.calls import calls_of
 from tensile_jax.plan import PolicyName
 from tensile_jax.plan_format import Plan
 from tensile_jax.units import format_bytes

@@ -4,6 +4,7 @@ code.
 report.py         the records of a report, their JSON, and the text for people
 lives.py          computes from a step's graph when each tensor is in memory, and what is there at the peak
 donations.py      finds donations that would save memory, and arguments that nothing reads
+calls.py          makes the calls of a function that a user names, also of a step on Flax NNX objects
 memory.py         makes the report of a function: `tensile_jax.memory`
 assert_peak.py    fails a test if a peak is too high: `tensile_jax.assert_peak`
 out_of_memory.py  says what held the memory when a device had no room: `tensile_jax.explain_out_of_memory`

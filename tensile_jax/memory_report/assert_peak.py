@@ -22,6 +22,7 @@ from tensile_jax.arguments import read_number, shown
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.budget import parse_budget
 from tensile_jax.exec.call.options import JitOptions
+from tensile_jax.memory_report.calls import refuse_unknown
 from tensile_jax.memory_report.memory import memory
 from tensile_jax.memory_report.report import MemoryReport, Tensor
 from tensile_jax.tracebacks import hides_frames
@@ -76,6 +77,7 @@ def assert_peak(
 
     Raises:
         AssertionError: the peak is too high, or the baseline has no entry for the function.
+        TypeError: as from `tensile_jax.memory`.
         ValueError: neither `at_most` nor `baseline` is given, or the baseline cannot be read.
 
     >>> import jax.numpy as jnp
@@ -86,6 +88,7 @@ def assert_peak(
     limit = _read_limit(at_most)
     if limit is None and baseline is None:
         raise ValueError('assert_peak has nothing to compare with. Pass at_most="1.2GiB" or baseline="peaks.json".')
+    refuse_unknown(jit_options)  # also what only memory takes
     part = read_number(tolerance)
     if part is None or not 0 <= part < float("inf"):
         raise ValueError(

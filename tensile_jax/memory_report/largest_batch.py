@@ -24,7 +24,8 @@ from tensile_jax.exec.compiling.step import Step
 from tensile_jax.exec.fitting.find_plan import begin_to_predict
 from tensile_jax.exec.fitting.forms import always_rewritten
 from tensile_jax.exec.transfer import Device
-from tensile_jax.memory_report.memory import calls_of, report_of
+from tensile_jax.memory_report.calls import UserCalls, calls_with
+from tensile_jax.memory_report.memory import report_of
 from tensile_jax.memory_report.report import WORDS, by_role
 from tensile_jax.plan import CompiledSizes, PolicyName
 from tensile_jax.plan_format import Plan
@@ -100,13 +101,14 @@ def max_batch(
     host_budget: int | float | str | None = None,
     device_profile: str | None = None,
     state_memory: Literal["device", "any"] = "device",
+    open_loops: bool | None = None,
     **jit_options: Unpack[JitOptions],
 ) -> LargestBatch:
     """The largest batch with which a step of your own fits, with plain `jax.jit` and with a plan. Nothing is compiled or run.
 
     Args:
-        make: `make(batch_size)` returns `(step, args)`: the function, and the tuple of its arguments, arrays or
-            `jax.ShapeDtypeStruct`s. With `batch_axis`, it is the step itself.
+        make: `make(batch_size)` returns `(step, args)`: the function, and the tuple of its arguments, as `tensile_jax.memory`
+            takes them: arrays, `jax.ShapeDtypeStruct`s or Flax NNX objects. With `batch_axis`, it is the step itself.
         *args: with `batch_axis`, the arguments of the step, of any batch size.
         batch_axis: for each argument with a batch, its position and the axis that counts the samples, such as `{1: 0}`.
         budget: bytes, or a size such as `"8GiB"`. None: the memory of the device.
@@ -115,14 +117,15 @@ def max_batch(
         progress: what is shown of a search that takes long, as in `tensile_jax.jit`. A function is called as
             `progress(what, done, of)` whenever a batch was planned, with the number of samples in all batches that were planned,
             and in those that will be, which is only about known.
-        policy, host_budget, device_profile, state_memory: as in `tensile_jax.jit`.
-        **jit_options: as in `jax.jit`, such as `donate_argnums=0`.
+        policy, host_budget, device_profile, state_memory, open_loops: as in `tensile_jax.jit`.
+        **jit_options: as in `tensile_jax.memory`, such as `donate_argnums=0`.
 
     Returns:
         A `LargestBatch`: both sizes, what batches in between cost, and what limits the next one.
 
     Raises:
         BudgetTooSmall: a batch of 1 does not fit under any plan.
+        TypeError: an option is none of `jax.jit`, or it would change nothing because the step is jitted already.
         ValueError: the budget is a share, the device has no known memory and no budget is given, or an option is wrong.
 
     >>> import jax.numpy as jnp
@@ -142,8 +145,9 @@ def max_batch(
             "max_batch takes arguments of the step only with batch_axis. Return them from make(batch_size) otherwise."
         )
     options = PlanOptions(
-        budget=budget, policy=policy, host_budget=host_budget, device_profile=device_profile, state_memory=state_memory
-    )
+        budget=budget, policy=policy, host_budget=host_budget, device_profile=device_profile, state_memory=state_memory,
+        open_loops=open_loops,
+    )  # fmt: skip
     name = getattr(make, "__name__", "the step")
     with DISPLAY.call(name, progress):
         return find_largest(for_batch, options, jit_options, speed=float(speed), most=most, progress=told_by(progress))
@@ -206,7 +210,7 @@ class _Search:
         self._budget = options.get("budget")
         self._options: PlanOptions = {**options, "progress": False}
         self._jit_options = jit_options
-        self._calls: dict[int, Any] = {}
+        self._calls: dict[int, tuple[UserCalls, tuple[Any, ...]]] = {}
         self._plans: dict[int, Plan | BudgetTooSmall] = {}
         self._expected: set[int] | None = None  # which batches will be planned, once that is about known
         self._most = most
@@ -223,7 +227,7 @@ class _Search:
             return parse_budget(self._budget).resolve(0)
         return _device_bytes(self.step_of(1).compiler.device)
 
-    def _of(self, batch_size: int) -> Any:
+    def _of(self, batch_size: int) -> tuple[UserCalls, tuple[Any, ...]]:
         """The calls of the step for this batch, and its arguments."""
         if batch_size not in self._calls:
             made = self._make(batch_size)
@@ -233,7 +237,8 @@ class _Search:
                     f"{shown(made)}."
                 )
             step, arguments = made
-            self._calls[batch_size] = calls_of(step, self._options, self._jit_options), tuple(arguments)
+            calls = calls_with(step, tuple(arguments), {}, self._options, self._jit_options)
+            self._calls[batch_size] = calls, tuple(arguments)
         return self._calls[batch_size]
 
     def step_of(self, batch_size: int) -> Step:

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-import jax
 from jax.tree_util import tree_flatten_with_path
 
+from tensile_jax.arguments import shown
 from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall
-from tensile_jax.exec.call.options import JitOptions, PlanOptions, read_options
-from tensile_jax.exec.call.planned_calls import PlannedCalls
+from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.compiling.compiler import memory_of
 from tensile_jax.exec.compiling.step import Step, package_version
 from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
 from tensile_jax.exec.fitting.forms import predict_fastest
+from tensile_jax.memory_report.calls import calls_with
 from tensile_jax.memory_report.donations import Argument, missed_donations, unused_arguments
 from tensile_jax.memory_report.lives import find_lives
 from tensile_jax.memory_report.report import REPORT_VERSION, AtBudget, MemoryReport
@@ -22,11 +22,11 @@ from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.comparison import SHARES
 from tensile_jax.progress.display import told_by
 from tensile_jax.progress.phases import BUDGETS, Progress
+from tensile_jax.trace.step import KeyPath
 from tensile_jax.tracebacks import hides_frames
 
 __all__ = ["memory"]
 
-_OF_NNX = ("flax.", "tensile_jax.nnx.")  # where the types of functions are defined that take NNX objects
 _LIBRARY_KERNEL = "ynn_fusion"
 _IN_LIBRARY = (
     "XLA for CPUs runs some operators of this function inside kernels of a library, which allocate memory for themselves. XLA's "
@@ -42,6 +42,7 @@ def memory(
     kwargs: Mapping[str, Any] | None = None,
     compile: bool = False,
     budgets: bool = False,
+    open_loops: bool | None = None,
     device_profile: str | None = None,
     progress: bool | Progress | None = None,
     **jit_options: Unpack[JitOptions],
@@ -51,15 +52,19 @@ def memory(
     Args:
         function: any function that `jax.jit` takes: a training step, a forward pass, or a part of either. What `jax.jit` or
             `tensile_jax.jit` returns is taken as well, with the donation and the shardings that it has; only
-            `static_argnums` and `static_argnames` must be given again.
-        *args: its arguments: arrays, or a `jax.ShapeDtypeStruct` for each array, also sharded ones.
+            `static_argnums`, `static_argnames` and `keep_unused` must be given again. A step on Flax NNX objects is taken, too:
+            what `flax.nnx.jit` or `tensile_jax.nnx.jit` returns, or a function that is given NNX objects, as it is under
+            `flax.nnx.jit`.
+        *args: its arguments: arrays, or a `jax.ShapeDtypeStruct` for each array, also sharded ones. NNX objects may be abstract,
+            as `flax.nnx.eval_shape` makes them. They are not changed.
         kwargs: its keyword arguments.
         compile: whether XLA compiles the function, so that the report has XLA's own peak beside the predicted one.
         budgets: whether plans are made under some budgets, so that the report says what less memory costs. That takes about as
             long as six calls of `tensile_jax.jit(...).plan`.
+        open_loops: for the plans of `budgets=True`, as in `tensile_jax.jit`.
         device_profile: name of a device profile, or path of a TOML file. Default: the profile of the device of the arguments.
         progress: what is shown of a report that takes long, as in `tensile_jax.jit`.
-        **jit_options: as in `jax.jit`, such as `donate_argnums=0`.
+        **jit_options: as in `jax.jit`, such as `donate_argnums=0`. With a step on NNX objects, as in `flax.nnx.jit`.
 
     Returns:
         A `MemoryReport`. `print(report)` shows the peak, where it is reached and what lives there. `report.save("memory.html")`
@@ -67,6 +72,7 @@ def memory(
 
     Raises:
         TraceError: the function cannot be traced as a step, for example since it captures a mutable reference.
+        TypeError: an option is none of `jax.jit`, or it would change nothing because the function is jitted already.
         ValueError: an option has a value that is not allowed.
 
     >>> import jax.numpy as jnp
@@ -74,49 +80,49 @@ def memory(
     >>> report.predicted_peak_bytes == sum(part.nbytes for part in report.at_peak)
     True
     """
-    calls = calls_of(function, PlanOptions(device_profile=device_profile, progress=progress), jit_options)
+    if open_loops is not None and not budgets:
+        raise ValueError(
+            f"open_loops={shown(open_loops)} is for plans, and plain jax.jit runs a loop as it is. Pass budgets=True too, to see "
+            "what such plans cost."
+        )
+    named = dict(kwargs or {})
+    plan_options = PlanOptions(device_profile=device_profile, open_loops=open_loops, progress=progress)
+    calls = calls_with(function, args, named, plan_options, jit_options)
     with calls.showing():
-        step = calls.step(args, dict(kwargs or {}))
+        step = calls.step(args, named)
         compiled = jit_peak_bytes(step) if compile else None
         costs, smallest = _costs(step, told_by(progress)) if budgets else ((), None)
         hides = compile and _in_library_kernels(step)
-    report = report_of(step, compiled_peak_bytes=compiled, budgets=costs, smallest_budget_bytes=smallest)
+    report = report_of(
+        step,
+        how_to_donate=lambda path: calls.how_to_donate(path, len(args)),
+        compiled_peak_bytes=compiled,
+        budgets=costs,
+        smallest_budget_bytes=smallest,
+    )
     return replace(report, notes=(*report.notes, _IN_LIBRARY)) if hides else report
-
-
-def calls_of(function: Callable[..., Any], plan_options: PlanOptions, jit_options: JitOptions) -> PlannedCalls:
-    """The calls of a function that `jax.jit` takes or has returned.
-
-    Raises:
-        TypeError: `flax.nnx.jit` or `tensile_jax.nnx.jit` has returned it.
-    """
-    request = read_options(plan_options)
-    if type(function).__module__.startswith(_OF_NNX):
-        raise TypeError(
-            f"{getattr(function, '__name__', 'The function')!r} takes NNX objects, and a function of arrays is needed. Split the "
-            "objects (graph, state = nnx.split(model, optimizer)), and give a function of the state that merges them again "
-            "(nnx.merge(graph, state)) and returns the new state."
-        )
-    if is_jitted(function):
-        jitted: Any = function
-        return PlannedCalls(jitted.__wrapped__, jitted, request, jit_options)
-    return PlannedCalls(function, jax.jit(function, **jit_options), request, jit_options)
 
 
 def report_of(
     step: Step,
     *,
+    how_to_donate: Callable[[KeyPath], str] | None = None,
     compiled_peak_bytes: int | None = None,
     budgets: Sequence[AtBudget] = (),
     smallest_budget_bytes: int | None = None,
 ) -> MemoryReport:
-    """The report on a step that was traced."""
+    """The report on a step that was traced.
+
+    Args:
+        how_to_donate: from the path of an argument in `(args, kwargs)`, without static ones, to the option that donates it; None
+            if donations are not of interest.
+    """
     planner, traced = step.planner, step.traced
     model = planner.model.whole
     peak_bytes = planner.whole_peak_bytes(CompiledSizes())
     lives = find_lives(model, peak_bytes, lambda op: traced.whole_source_of(op.id))
     limit = memory_of(step.compiler.device) if step.compiles_for_profile else float("inf")
-    arguments = _arguments(step)
+    arguments = _arguments(step, how_to_donate)
     return MemoryReport(
         report_version=REPORT_VERSION,
         tensile_version=package_version(),
@@ -144,25 +150,14 @@ def report_of(
     )
 
 
-def is_jitted(function: Any) -> bool:
-    """Whether it is what `jax.jit` or `tensile_jax.jit` has returned."""
-    return all(hasattr(function, name) for name in ("trace", "lower", "eval_shape", "__wrapped__"))
-
-
-def _arguments(step: Step) -> list[Argument]:
+def _arguments(step: Step, how_to_donate: Callable[[KeyPath], str] | None) -> list[Argument]:
     """What is known of each flat argument."""
     program = step.traced.whole_program
     leaves, _ = tree_flatten_with_path(step.traced.traced.args_info)
     return [
-        Argument(_how_to_donate(path), bool(info.donated), used, taken)
+        Argument("" if how_to_donate is None else how_to_donate(path), bool(info.donated), used, taken)
         for (path, info), used, taken in zip(leaves, program.used, program.taken, strict=True)
     ]
-
-
-def _how_to_donate(path: Sequence[Any]) -> str:
-    """The option that donates the argument at this path of `(args, kwargs)`."""
-    position = getattr(path[1], "idx", None)
-    return f"donate_argnums={position}" if position is not None else f"donate_argnames={getattr(path[1], 'key', '')!r}"
 
 
 def _in_library_kernels(step: Step) -> bool:

@@ -5,19 +5,18 @@
 `flax.nnx.jit` makes a pure function of a step, gives the function to `jax.jit`, and writes the results into the user's objects.
 This module leaves all of that to Flax, so options, shared references, changes of the graph and errors are Flax's own. Flax's
 wrapper keeps the function that `jax.jit` returned in the attribute `jitted_fn`. This module replaces only that attribute: its new
-value is a `PlannedFunction` of the same pure function. (For a job of a `Runtime`, `nnx/job.py` makes the pure function itself.)
+value is a `PlannedFunction` of the same pure function. What asks for a plan or a report, without a call, gets the pytrees from
+`nnx_steps/pure_step.py`. (For a job of a `Runtime`, `nnx/job.py` makes the pure function itself.)
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextvars import ContextVar
-from importlib.metadata import version
 from os import PathLike
 from typing import Any, Literal, Unpack, cast
 
 import jax
 from flax import nnx
-from jax.tree_util import tree_leaves
 
 from tensile_jax.api import PlannedFunction, Report
 from tensile_jax.exec.actor.pure_job import PureJob
@@ -25,15 +24,13 @@ from tensile_jax.exec.call.interrupts import InterruptsHeldUnless
 from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.compiling.step import LaunchName
 from tensile_jax.nnx.job import job_of
-from tensile_jax.nnx.paths import boundary_with_updates, boundary_without_updates
+from tensile_jax.nnx_steps.paths import leaves_in
+from tensile_jax.nnx_steps.pure_step import NnxStep, placed_by_arguments, pure_function_of
 from tensile_jax.plan import PolicyName
 from tensile_jax.plan.comparison import Comparison
 from tensile_jax.plan_format import Plan, StateLayoutName
 from tensile_jax.progress.phases import Progress
-from tensile_jax.trace.step import Boundary, parameter_names
 from tensile_jax.tracebacks import hides_frames, methods_hide_frames
-
-_Question = Callable[..., Any]
 
 
 @methods_hide_frames
@@ -55,10 +52,7 @@ class NnxFunction:
         graph_updates: bool | None,
     ) -> None:
         self._flax: Any = nnx.jit(step, graph=graph, graph_updates=graph_updates, **cast(dict[str, Any], jit_options))
-        graph = nnx.set_graph_mode.current_value() if graph is None else graph
-        graph_updates = nnx.set_graph_updates.current_value() if graph_updates is None else graph_updates
-        pure = _FlaxPureStep(_pure_function_of(self._flax), with_updates=bool(graph and graph_updates))
-        self._planned = PlannedFunction(pure, plan_options, jit_options)
+        self._planned = PlannedFunction(pure_function_of(self._flax), plan_options, jit_options)
         self._flax.jitted_fn = _JitReplacement(self._planned)
         functools.update_wrapper(self, step)
         self.__wrapped__ = step
@@ -99,6 +93,11 @@ class NnxFunction:
         """See `PlannedFunction.report`."""
         return self._planned.report(jit_step_us=jit_step_us)
 
+    @property
+    def nnx_step(self) -> NnxStep:
+        """For what takes any step on NNX objects, such as `tensile_jax.memory`."""
+        return NnxStep(self._flax, self._planned)
+
     def as_job(self, objects: Any) -> PureJob:
         """The job for `Runtime.submit(step, objects, batches, ...)`; the step takes the objects, and then a batch.
 
@@ -122,23 +121,13 @@ class NnxFunction:
         """The same as of `flax.nnx.jit`."""
         return self._flax.eval_shape(*args, **kwargs)
 
-    def _ask(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of `question`, a method of the planned function, for the pytrees that Flax makes of the arguments.
-
-        Only Flax's wrapper can make these pytrees. Its method `trace` makes them, calls `jitted_fn.trace` with them, and returns
-        the result as `traced`. So `question` is called instead of `jitted_fn.trace`.
-        """
-        token = _question.set(question)
-        try:
-            return self._flax.trace(*args, **kwargs).traced
-        finally:
-            _question.reset(token)
+    def _ask(self, question: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of `question`, a method of the planned function, for the pytrees that Flax makes of the arguments."""
+        return self.nnx_step.ask(lambda args, kwargs: question(*args, **kwargs), args, kwargs)
 
 
 _ran: ContextVar[bool] = ContextVar("ran")
 """Whether the planned function of the running call has returned, so that the objects are being updated."""
-
-_question: ContextVar[_Question | None] = ContextVar("question", default=None)
 
 
 class _JitReplacement:
@@ -153,8 +142,7 @@ class _JitReplacement:
         return results
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        question = _question.get() or self._planned.trace
-        return question(*args, **kwargs)
+        return self._planned.trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         return self._planned.lower(*args, **kwargs)
@@ -163,46 +151,9 @@ class _JitReplacement:
         return self._planned.eval_shape(*args, **kwargs)
 
 
-class _FlaxPureStep:
-    """The pure function that Flax has made of a step, with a method `boundary` that names its arrays by the user's objects."""
-
-    def __init__(self, pure: Callable[..., Any], *, with_updates: bool) -> None:
-        functools.update_wrapper(self, pure, updated=())
-        self._pure = pure
-        self._find = boundary_with_updates if with_updates else boundary_without_updates
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._pure(*args, **kwargs)
-
-    def boundary(self, args_info: Any, out_info: Any, static: Collection[int]) -> Boundary:
-        """For `trace_step`."""
-        return self._find(parameter_names(self._pure, static), args_info, out_info, static)
-
-
-def _pure_function_of(flax_function: Any) -> Callable[..., Any]:
-    pure = getattr(getattr(flax_function, "jitted_fn", None), "__wrapped__", None)
-    if pure is None:
-        raise RuntimeError(
-            f"flax {version('flax')} does not keep the jitted function of flax.nnx.jit as `jitted_fn`, in whose place "
-            "tensile_jax.nnx.jit puts its own. Use a version of flax that does, such as 0.12.12."
-        )
-    return pure
-
-
 def _some_deleted(objects: Any) -> bool:
     """Whether an array of `objects` has been donated."""
-    held = [
-        value.get_raw_value() if isinstance(value, nnx.Variable) else value for _, value in nnx.iter_graph(objects, graph=True)
-    ]
-    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in tree_leaves(held))
-
-
-def _refuse_placement(name: str, value: Any) -> None:
-    if any(leaf is not None for leaf in tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, nnx.StateSharding))):
-        raise ValueError(
-            f"{name}={value!r} says where arrays lie. Leave {name} out: the step runs on the one device, or the mesh, on which "
-            "its arrays lie. Place them with jax.device_put before the call."
-        )
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for _, leaf in leaves_in(objects))
 
 
 @hides_frames
@@ -263,15 +214,12 @@ def jit(
     >>> bool(losses[4] < losses[0])
     True
     """
-    options = dict(jit_options)
-    for name in ("in_shardings", "out_shardings", "device", "backend"):
-        _refuse_placement(name, options.pop(name, None))
     plan_options = PlanOptions(
         budget=budget, host_budget=host_budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile,
         state_memory=state_memory, launch=launch, state_layout=state_layout, open_loops=open_loops,
         respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above, keep_plans=keep_plans, progress=progress,
     )  # fmt: skip
-    given = cast(JitOptions, {name: value for name, value in options.items() if value is not None and value is not False})
+    given = cast(JitOptions, placed_by_arguments(jit_options))
 
     def wrap(step: Callable[..., Any]) -> NnxFunction:
         return NnxFunction(step, plan_options, given, graph=graph, graph_updates=graph_updates)

@@ -23,7 +23,7 @@ from jax.tree_util import GetAttrKey, SequenceKey, keystr, tree_flatten_with_pat
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.pure_job import PureJob
 from tensile_jax.exec.checkpoint.leaves import as_weakly_typed, on_cpu
-from tensile_jax.nnx.paths import path_in_objects
+from tensile_jax.nnx_steps.paths import path_in_objects
 from tensile_jax.trace.step import Boundary, KeyPath, name_of, parameter_names
 
 

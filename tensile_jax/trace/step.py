@@ -8,9 +8,9 @@ An argument, or a part of an argument, is state if a result, or a part of a resu
 state of `(state, batch) -> (state, metrics)` is `state`. The state of `(params, opt_state, batch) -> (params, opt_state, loss)`
 is `params` and `opt_state`. It does not matter which arguments are donated.
 
-A step on Flax NNX objects changes these objects in place. `tensile_jax/nnx` turns it into a pure step, whose pytrees the user
-never sees. The pure step therefore has a method `boundary(args_info, out_info, static)`, which says what the arrays are called in
-the user's objects, and which of them are state.
+A step on Flax NNX objects changes these objects in place. `tensile_jax/nnx_steps` turns it into a pure step, whose pytrees the
+user never sees. The pure step therefore has a method `boundary(args_info, out_info, static)`, which says what the arrays are
+called in the user's objects, and which of them are state.
 """
 
 import inspect
@@ -46,6 +46,7 @@ class TracedStep:
         whole_program, whole_graph: those of plain jit, in which each loop and each conditional is one operator.
         in_tree: the structure of `(args, kwargs)` without static arguments.
         out_tree: the structure of the result.
+        results: the name of each flat result in the pytrees, or the objects, of the user.
         shardings: the devices and memory spaces that the step itself names (`reading/named_places.py`).
         graph_of: makes the graph of another program of the step.
         rewrites: those that have made `program` (`rewrites/`), in order.
@@ -63,6 +64,7 @@ class TracedStep:
     whole_graph: Graph
     in_tree: Any
     out_tree: Any
+    results: Sequence[str]
     shardings: tuple[Any, ...]
     graph_of: Callable[[Program], Graph]
     rewrites: tuple[Rewrite, ...] = ()
@@ -201,6 +203,7 @@ def trace_step(
         whole_graph,
         tree_structure(traced.args_info),
         tree_structure(traced.out_info),
+        boundary.results,
         shardings_in(closed.jaxpr, keep_unused=keep_unused),
         graph_of,
         moved=moved,

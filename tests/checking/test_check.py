@@ -237,11 +237,65 @@ def test_a_budget_that_cannot_be_kept_is_refused_before_anything_runs() -> None:
     assert (ran, x.is_deleted()) == ([], False)
 
 
-@pytest.mark.parametrize("jit", [nnx.jit, tensile.nnx.jit])
-@pytest.mark.parametrize("report_on", [tensile.check, tensile.memory])
-def test_a_function_of_nnx_objects_is_refused_with_what_to_give_instead(report_on: Any, jit: Any) -> None:
-    with pytest.raises(TypeError, match=r"'train_step' takes NNX objects, .* nnx.split"):
-        report_on(jit(train_step), state(), images())
+@pytest.mark.parametrize("jit", [nnx.jit, tensile.nnx.jit, None])
+def test_a_step_on_nnx_objects_trains_on_copies_of_them(jit: Any) -> None:
+    seen: list[float] = []
+
+    def loss_of(layer: nnx.Linear, x: jax.Array) -> jax.Array:
+        for _ in range(4):
+            x = jnp.tanh(layer(x))
+        return jnp.mean(x**2)
+
+    def nnx_step(layer: Any, x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda bias: seen.append(float(bias)), layer.bias[0])
+        loss, gradients = nnx.value_and_grad(loss_of)(layer, x)
+        layer.kernel[...] -= 0.1 * gradients.kernel
+        layer.bias[...] += 1.0
+        return loss
+
+    layer: Any = nnx.Linear(32, 32, rngs=nnx.Rngs(0))
+    step = nnx_step if jit is None else jit(nnx_step)
+    kernel = jnp.copy(layer.kernel[...])
+    report = tensile.check(step, layer, jnp.ones((512, 32)), budget="80%", steps=3, timed_calls=1, progress=False)
+    jax.effects_barrier()
+    assert (report.verdict, report.whole, report.fed_back) == ("agrees", False, ("layer.bias", "layer.kernel"))
+    assert {output.name for output in report.outputs} == {"layer.bias", "layer.kernel", "result"}
+    assert seen[:3] == [0.0, 1.0, 2.0] and layer.bias[0] == 0.0 and jnp.array_equal(layer.kernel[...], kernel)
+
+
+def test_a_step_of_nnx_jit_is_checked_with_the_options_that_it_was_made_with() -> None:
+    @tensile.nnx.jit(budget="1GiB", donate_argnames="layer")
+    def nnx_step(layer: Any, x: jax.Array) -> jax.Array:
+        layer.bias[...] += 1.0
+        return layer(x)
+
+    layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    report = tensile.check(nnx_step, layer, jnp.ones((4, 8)), steps=1, timed_calls=1, progress=False)
+    assert (report.budget_bytes, report.copied_bytes) == (2**30, 4 * (8 + 64)) and not layer.kernel[...].is_deleted()
+
+
+def test_arrays_of_nnx_objects_that_cannot_be_run_are_named() -> None:
+    step = nnx.jit(lambda layer, x: layer(x))
+    abstract = nnx.eval_shape(lambda: nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"Argument layer.bias is a shape, float32\[8\]"):
+        tensile.check(step, abstract, jnp.ones((4, 8)))
+
+
+@pytest.mark.parametrize("option", ["nonsense", "renew_above", "keep_plans"])
+@pytest.mark.parametrize("jit", [lambda step: step, jax.jit, tensile.jit])
+def test_an_option_that_would_do_nothing_is_refused(jit: Any, option: str) -> None:
+    given: dict[str, Any] = {option: 3}
+    with pytest.raises(TypeError, match=rf"{option}.* this function"):
+        tensile.check(jit(train_step), state(), images(), **given)
+
+
+def test_an_option_of_a_jitted_step_is_refused_unless_the_plan_heeds_it() -> None:
+    with pytest.raises(TypeError, match="donate_argnums=0 would change nothing"):
+        tensile.check(jax.jit(train_step), state(), images(), donate_argnums=0)
+    given: dict[str, Any] = {"budget": "99%", "steps": 1, "timed_calls": 1, "progress": False}
+    own = {"xla_allow_excess_precision": False}
+    assert tensile.check(jax.jit(train_step), state(), images(), compiler_options=own, **given).verdict == "agrees"
+    assert tensile.check(tensile.jit(train_step), state(), images(), donate_argnums=0, **given).copied_bytes > 0
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from tensile_jax.cli.options import Limits, ModelChoice, OwnStep
 from tensile_jax.cli.progress import Phases
 from tensile_jax.cli.run.job_source import find_modules_here
 from tensile_jax.exec.actor.entrypoint import Entrypoint
+from tensile_jax.exec.actor.pure_job import pure_job
 from tensile_jax.exec.call.options import JitOptions, PlanOptions
-from tensile_jax.exec.call.planned_calls import PlannedCalls
-from tensile_jax.memory_report.memory import calls_of
+from tensile_jax.memory_report.calls import UserCalls, calls_with
 from tensile_jax.trace import shape_struct
 
 
@@ -59,14 +59,15 @@ def find_step(source: ModelChoice | OwnStep, *, to_run: bool = False) -> FoundSt
         raise Refusal(str(error)) from error
 
 
-def calls_of_step(found: FoundStep, limits: Limits, phases: Phases) -> PlannedCalls:
+def calls_of_step(found: FoundStep, limits: Limits, phases: Phases) -> UserCalls:
     """The calls of the step under the limits; `phases` shows what tracing and planning does.
 
     Raises:
         Refusal: the limits contradict each other, or name what does not exist.
     """
     with refusing_options():
-        return calls_of(found.step, PlanOptions(**asdict(limits), progress=phases.update), found.jit_options)
+        options = PlanOptions(**asdict(limits), progress=phases.update)
+        return calls_with(found.step, found.args, {}, options, found.jit_options)
 
 
 def with_batch_size(source: ModelChoice | OwnStep, batch_size: int) -> ModelChoice | OwnStep:
@@ -82,6 +83,7 @@ def _found(made: Any, target: str, *, to_run: bool) -> FoundStep:
         return FoundStep(made[0], tuple(made[1]), None)
     if isinstance(made, tuple) and len(made) == 3 and callable(made[0]):
         step, state, batches = made
+        step, state, _ = pure_job(step, state)
         first = next(iter(batches if isinstance(batches, Iterable) else batches()), None)
         if first is None:
             raise ValueError(f"{target}: its batches gave nothing. Give at least one batch.")

@@ -324,6 +324,11 @@ class PlannedCalls:
         """The step for these arguments, traced but not planned."""
         return self._trace(self._read_outermost(args, kwargs), args, kwargs).step
 
+    def traced_positions(self, count: int) -> list[int]:
+        """Which of `count` positional arguments are not static."""
+        static = self._signatures.static_positions(count)
+        return [place for place in range(count) if place not in static]
+
     @property
     def budget(self) -> Budget | None:
         """The budget that the user gave."""

@@ -27,6 +27,22 @@ def make_training(batch_size=256):
 def make_job():
     return lambda state, batch: (state - batch.mean(), {"loss": 0.0}), jnp.ones(3), [jnp.ones(5)]
 
+def make_nnx_step(batch_size=64):
+    from flax import nnx
+    @nnx.jit
+    def nnx_step(layer, x):
+        layer.bias[...] += 1.0
+        return jnp.tanh(layer(x))
+    return nnx_step, (nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((batch_size, 8)))
+
+def make_nnx_job():
+    from flax import nnx
+    import tensile_jax as tensile
+    def nnx_step(layer, x):
+        layer.bias[...] += 1.0
+        return jnp.tanh(layer(x))
+    return tensile.nnx.jit(nnx_step), (nnx.Linear(8, 8, rngs=nnx.Rngs(0)),), [jnp.ones((4, 8))]
+
 def wrong(batch_size=1):
     return 3
 """
@@ -81,6 +97,22 @@ def test_the_largest_batch_is_found(own: str) -> None:
     found = asked("max-batch", f"{own}:make_step", "--budget", "8KiB")
     assert found.exit_code == 0 and "plain jit can run a batch of" in found.stdout
     assert "planning batches, in samples: " in found.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["memory"], ["plan"], ["compare"], ["max-batch", "--budget", "16KiB"], ["check", "--steps", "1", "--timed-calls", "1"]],
+)
+def test_every_command_takes_a_step_on_nnx_objects(own: str, command: list[str]) -> None:
+    done = asked(*command, f"{own}:make_nnx_step")
+    assert done.exit_code == 0, done.stderr
+    assert ("layer.bias" in done.stdout) == (command[0] in ("memory", "check"))
+
+
+@pytest.mark.parametrize("command", ["memory", "plan", "check"])
+def test_a_job_on_nnx_objects_is_taken_as_its_runtime_trains_it(own: str, command: str) -> None:
+    done = asked(command, f"{own}:make_nnx_job")
+    assert done.exit_code == 0 and "Donations missed" not in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("command", [["memory"], ["plan"], ["compare"], ["max-batch", "--budget", "8KiB"]])

@@ -22,6 +22,7 @@ from jax.tree_util import (
     DictKey,
     GetAttrKey,
     SequenceKey,
+    all_leaves,
     keystr,
     tree_flatten_with_path,
     tree_leaves,
@@ -102,6 +103,28 @@ def _is_object(node: Any) -> bool:
 
 def _merge(context: nnx.MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
     return context.unflatten(leaf.graphdef, *leaf.states)
+
+
+def leaves_in(arguments: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """The leaves of `(args, kwargs)` of a step, also the arrays in NNX objects, with their paths in the user's objects.
+
+    An array that several objects share comes several times.
+    """
+    for path, leaf in tree_flatten_with_path(arguments, is_leaf=is_nnx_object)[0]:
+        if not is_nnx_object(leaf):
+            yield path, leaf
+            continue
+        for inside, value in nnx.iter_graph(leaf, graph=True):
+            if isinstance(value, nnx.Variable):
+                held, _ = tree_flatten_with_path(value.get_raw_value())
+                yield from (((*path, *map(_key, inside), *within), array) for within, array in held)
+            elif all_leaves([value]):
+                yield (*path, *map(_key, inside)), value
+
+
+def is_nnx_object(value: Any) -> bool:
+    """Whether it is an NNX object: a Module, an Optimizer, a Variable and the like."""
+    return isinstance(value, nnx.Pytree | nnx.Variable)
 
 
 def _places_in(objects: Any) -> Iterator[tuple[KeyPath, _Place]]:
