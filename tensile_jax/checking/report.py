@@ -7,7 +7,7 @@ where that fits. Each side has run `steps` steps from the same arguments. An out
 
     absolute = max |checked - reference|   over the elements that are finite in both
     relative = absolute / max |reference|
-    own      = the same between the reference and itself under another rounding
+    own      = absolute and relative, between the reference and itself with other rounding: what rounding alone changes
 
 Sizes are in bytes, times in microseconds (`_us`) or seconds (`_s`). If the step runs on several devices, sizes are those of one
 of them.

@@ -3,9 +3,10 @@
     step              --flax.nnx.jit-->  a wrapper, which keeps what `jax.jit` made of a pure function in `jitted_fn`
     objects of a call --its `trace`-->   pytrees, with which the wrapper calls `jitted_fn.trace`
 
-Only Flax's wrapper can make these pytrees, and the pure function can be traced only while the wrapper's `trace` runs. So a
-question, such as "What is the plan for these arguments?", is asked in place of `jitted_fn.trace`. Options, shared references and
-errors are therefore Flax's own. The user's wrapper is never changed.
+Only Flax's wrapper can make these pytrees, and the pure function can be traced only while the wrapper's `trace` runs. So this
+module makes a wrapper of its own, in which a stand-in takes the place of `jitted_fn`. Flax calls the stand-in's `trace`, which
+answers a question, such as "What is the plan for these arguments?". Options, shared references and errors are therefore Flax's
+own. The user's wrapper is never changed.
 """
 
 import functools

@@ -1,14 +1,15 @@
 """Runs as the main program of a job's own process: carries out the runtime's requests, with a `LocalActor` (the job's state and
-plan) and a `Feed` (the batches).
+plan) and a `Feed` (the batches). A *move* is one action of a plan, such as a launch or a copy. A *run* is a group of moves that
+the runtime requests together.
 
     listener thread    receives the requests; ends the process when the runtime's end of the socket is closed
-    main thread        begins and ends iterations, and issues their runs (groups of moves), in order; it never waits
+    main thread        begins and ends iterations, and issues the moves of their runs, in order; it never waits
     other threads      wait for copies and launches, and on a CPU carry out the runs that have launches; trace, plan and compile;
                        write checkpoints; send a heartbeat every two seconds, and end the process when the runtime's process has
                        ended
 
-If planning or saving fails, the runtime gets the error, and the process goes on. If any other request fails, such as a move, the
-runtime ends the process. The process ignores Ctrl-C in the terminal, since the runtime handles it.
+If planning or saving fails, the runtime gets the error, and the process goes on. If any other request fails, the runtime ends
+the process. The process ignores Ctrl-C in the terminal, since the runtime handles it.
 """
 
 import os

@@ -26,7 +26,8 @@ along it. The costs are
             = 2 * price * reread(o)                     o is a join whose number in its chain is even
             = price * reread(o)                         o is a join in no chain
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
-            + price * 2 * again(o) * s                  in addition, if o is light: what XLA writes, and reads again
+            + price * 2 * again(o) * s                  in addition, if o is light: XLA writes some light results to
+                                                        memory (`fusion.py` says which), and reads them from there
             + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: one more kernel (or the
                                                         host's time for a kernel, if that is longer)
 

@@ -1,17 +1,17 @@
 """Chooses the swaps of several jobs together, for the jobs whose policy is `tensile` (TENSILE, Algorithms 2 and 3).
 
 All jobs share one link between device and host, and one time axis, on which one iteration of each job begins at time zero. The
-paper's greedy algorithm chooses one swap after another until it finds no more. In the paper's terms:
+paper's greedy algorithm works in rounds. Each round chooses one swap, until there is none left to choose. In the paper's terms:
 
     MP_j      the peak of job j with the swaps that were chosen so far; MP is their sum over all jobs
     MPT       the tensors that are on the device at these peaks. The largest that can be swapped is chosen, from whichever job
     SON       how many tensors of a job were chosen
-    MSR       the job's maximal swapping rate: within an iteration, no tensor of a job is chosen while SON / (sum of all SON) >
-              MSR
+    MSR       the job's maximal swapping rate: a round chooses no tensor of a job whose SON / (sum of all SON) exceeds it, for a
+              swap within one iteration of training
     SE        the copies of all jobs: no two are on the link at the same time
 
 Line 4 of Algorithm 3 ends the search when the average MP_j of the selected tensors' jobs hardly falls any more. This module looks
-at MP instead. That is equal: one iteration of the algorithm changes the MP_j of one job only, and MP changes by as much.
+at MP instead. That is equal: one round changes the MP_j of one job only, and MP changes by as much.
 
 The recomputations are then chosen for each job alone (`policies/tensile/complete_scheduling.py`), as Algorithm 3 chooses them
 after the swaps.

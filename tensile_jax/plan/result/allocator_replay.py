@@ -19,7 +19,7 @@ XLA sorts the buffers of an executable by size and puts all temporaries in one, 
 in the order of launches, however late the device runs them, so a replay in that order is exact.
 
 A replay does not count what no plan knows: arrays of the caller that are not arguments, what XLA allocates while it compiles, and
-8 bytes for each result of an executable (a table of addresses). It has no limit of memory.
+8 bytes for each result of an executable (a table of addresses). It never runs out of memory.
 
 Sizes in bytes.
 """

@@ -1,9 +1,9 @@
 """Estimates the bytes that an equation reads, writes and copies.
 
-bytes_touched bytes of inputs and outputs, each tensor once, and twice the bytes of the copies around a `ragged_dot` copied_bytes
-bytes that the equation copies between device memory and host memory relaid_operands operands of a `dot_general` that XLA copies
-on every device, because it needs their dimensions in another order relayout_bytes bytes that only XLA:CPU copies around the
-equation, to give operands and results another layout or dtype
+bytes_touched     bytes of inputs and outputs, each tensor once, and twice the bytes of the copies around a `ragged_dot`
+copied_bytes      bytes that the equation copies between device memory and host memory
+relaid_operands   operands of a `dot_general` that XLA copies on every device, to put their dimensions in another order
+relayout_bytes    bytes that only XLA:CPU copies around the equation, to give operands and results another layout or dtype
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Changes when a tensor is on the device. Each move makes a new schedule, or gives None if that schedule could not run.
 
 A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
-executable. A segment *needs* a tensor if its operators read it. A *gap* is a time in which a tensor is on the device and no
-segment needs it: between two segments that need it, or between the last one and the end of the iteration.
+executable. A segment *needs* a tensor if its operators read it. A *gap* is a time in which no segment needs a tensor that was
+needed before: between two segments that need it, or between the last one and the end of the iteration.
 
     drop          a tensor is not kept through a gap, but computed again by the segment after the gap
     keep          the opposite: a tensor is kept on the device for a segment that would compute it again
