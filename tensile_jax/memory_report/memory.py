@@ -146,7 +146,7 @@ def report_of(
         unused_arguments=unused_arguments(model.graph, arguments),
         budgets=tuple(budgets),
         smallest_budget_bytes=smallest_budget_bytes,
-        notes=traced.notes,
+        notes=traced.loop_notes,
     )
 
 
