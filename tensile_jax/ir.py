@@ -139,10 +139,10 @@ class Operator:
 class Origin:
     """Where the user's code makes a tensor.
 
-    `made_by` is the name of the operator that makes it, `made_at` the file and line, such as `train.py:17`, and `code` the text of
-    that line. `called_from` is the line that called the function. A loop stacks what its iterations make: `made_by`, `made_at`
-    and `code` are then those of the operator in the loop's body, and `stacked_at` is the line of the loop. What is not known is
-    empty.
+    `made_by` is the name of the operator that makes it, `made_at` the file and line, such as `train.py:17`, and `code` the text
+    of that line. `called_from` is the line that called the function. A loop stacks what its iterations make: `made_by`,
+    `made_at` and `code` are then those of the operator in the loop's body, and `stacked_at` is the line of the loop. What is
+    not known is empty.
     """
 
     made_by: str

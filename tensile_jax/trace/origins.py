@@ -34,16 +34,16 @@ class _Maker(NamedTuple):
     tracebacks: tuple[Any, ...]
 
 
-def origin_of(equation: Equation, avals: Sequence[Any], result: int) -> Origin:
+def origin_of(equation: Equation, avals: Sequence[Any], result: int | None) -> Origin:
     """Where the user's code makes a result of an equation.
 
     Args:
         avals: those of the program of the equation.
-        result: its place among the results of the equation.
+        result: its place among the results of the equation; None for the equation itself, which may be a loop.
     """
     name = readable(equation.scope, equation.primitive.name, "/")
     lines = [line.name for line in source_lines(equation.tracebacks)]
-    maker = _maker_in(equation, avals, result)
+    maker = None if result is None else _maker_in(equation, avals, result)
     if maker is None:
         first = next(source_lines(equation.tracebacks), None)
         return Origin(name, lines[0] if lines else "", "" if first is None else first.code, "", _caller(lines))

@@ -114,12 +114,8 @@ class TracedStep:
         """Where the user's code has this operator of the graph, such as `train.py:17`; empty if that is not known."""
         return source_line(self.program.equations[operator].tracebacks)
 
-    def whole_source_of(self, operator: OperatorId) -> str:
-        """The same for an operator of `whole_graph`."""
-        return source_line(self.whole_program.equations[operator].tracebacks)
-
-    def whole_origin_of(self, operator: OperatorId, result: int) -> Origin:
-        """Where the user's code makes a result of an operator of `whole_graph`: the first result has number 0."""
+    def whole_origin_of(self, operator: OperatorId, result: int | None) -> Origin:
+        """Where the user's code has an operator of `whole_graph`, or makes its result of this number, from 0 on."""
         return origin_of(self.whole_program.equations[operator], self.whole_program.avals, result)
 
     def rewritten(self, rewrite: Rewrite) -> "TracedStep | None":
