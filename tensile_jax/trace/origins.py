@@ -21,7 +21,7 @@ from tensile_jax.trace.graph import readable
 from tensile_jax.trace.program import Equation
 from tensile_jax.trace.reading.jaxprs import inner_jaxpr
 from tensile_jax.trace.reading.scans import Loop, loop_of, scan_of
-from tensile_jax.trace.reading.source_lines import source_lines
+from tensile_jax.trace.reading.source_lines import SourceLine, source_lines
 
 _FORMS = frozenset("broadcast_in_dim convert_element_type copy copy_p reshape squeeze".split())
 
@@ -41,26 +41,19 @@ def origin_of(equation: Equation, avals: Sequence[Any], result: int | None) -> O
         avals: those of the program of the equation.
         result: its place among the results of the equation; None for the equation itself, which may be a loop.
     """
-    name = readable(equation.scope, equation.primitive.name, "/")
-    lines = [line.name for line in source_lines(equation.tracebacks)]
+    lines = list(dict.fromkeys(source_lines(equation.tracebacks)))
+    own, called_from = (lines[0] if lines else None), (lines[1].name if len(lines) > 1 else "")
     maker = None if result is None else _maker_in(equation, avals, result)
     if maker is None:
-        first = next(source_lines(equation.tracebacks), None)
-        return Origin(name, lines[0] if lines else "", "" if first is None else first.code, "", _caller(lines))
-    scope = f"{equation.scope}/{maker.scope}" if maker.scope and equation.scope else maker.scope or equation.scope
+        return Origin(readable(equation.scope, equation.primitive.name, "/"), *_shown(own), "", called_from)
+    scope = "/".join(part for part in (equation.scope, maker.scope) if part)
     made = next(source_lines((*maker.tracebacks, *equation.tracebacks)), None)
-    return Origin(
-        made_by=readable(scope, maker.primitive, "/"),
-        made_at="" if made is None else made.name,
-        code="" if made is None else made.code,
-        stacked_at=lines[0] if lines else "",
-        called_from=_caller(lines),
-    )
+    return Origin(readable(scope, maker.primitive, "/"), *_shown(made), "" if own is None else own.name, called_from)
 
 
-def _caller(lines: Sequence[str]) -> str:
-    """The first line that is another one than the innermost."""
-    return next((line for line in lines if line != lines[0]), "")
+def _shown(line: SourceLine | None) -> tuple[str, str]:
+    """The name of a line and its text."""
+    return ("", "") if line is None else (line.name, line.code)
 
 
 def _maker_in(equation: Equation, avals: Sequence[Any], result: int) -> _Maker | None:
