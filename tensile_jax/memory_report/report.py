@@ -17,7 +17,7 @@ from os import PathLike
 
 import msgspec
 
-from tensile_jax.arguments import shown
+from tensile_jax.arguments import read_count, shown
 from tensile_jax.html_tables import ShownAsText
 from tensile_jax.memory_report.alike import AtPeak, Largest, largest_lines, largest_of, shortened_code
 from tensile_jax.memory_report.records import (
@@ -121,9 +121,10 @@ class MemoryReport(ShownAsText):
         Raises:
             ValueError: `count` is not a positive integer.
         """
-        if type(count) is not int or count < 1:
+        number = read_count(count)
+        if number is None:
             raise ValueError(f"count must be a positive integer, the number of tensors: got {shown(count)}.")
-        return largest_of(self.held, count)
+        return largest_of(self.held, number)
 
     def to_json(self) -> str:
         """The report as JSON; `tensile schema memory` prints its schema."""
@@ -170,7 +171,7 @@ def describe(report: MemoryReport, *, rows: int = _ROWS, in_shell: bool = False)
     if report.device_bytes is not None:
         verdict = "fits" if report.fits else "does not fit"
         lines.append(f"  device     {report.device} with {format_bytes(report.device_bytes)}: the peak {verdict}")
-    only = "" if report.compiled_peak_bytes is None else " (of its own, XLA tells only the size)"
+    only = "" if report.compiled_peak_bytes is None else " (of its own peak, XLA tells only the size)"
     lines += ["", f"On the device at the predicted peak{only}"]
     lines += _by_role(report)
     more = "--top N shows more" if in_shell else "report.largest(N) has them one by one"

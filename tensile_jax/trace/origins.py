@@ -8,7 +8,8 @@ The result of a loop that stays one operator is made in the loop's body. The sea
     a change of form        on to the operand (`_FORMS`), since the line of the operator before says more
     any other operator      found
 
-The value is not followed out of the loop: an array that the iterations only read is not made there.
+The value is not followed out of the loop: an array that the iterations only read is not made there. A loop on mutable references,
+whose results are also what the references hold, names itself.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tensile_jax.ir import Origin
 from tensile_jax.trace.graph import readable
 from tensile_jax.trace.program import Equation
 from tensile_jax.trace.reading.jaxprs import inner_jaxpr
+from tensile_jax.trace.reading.mutable_references import Discharged
 from tensile_jax.trace.reading.scans import Loop, loop_of, scan_of
 from tensile_jax.trace.reading.source_lines import SourceLine, source_lines
 
@@ -58,7 +60,7 @@ def _shown(line: SourceLine | None) -> tuple[str, str]:
 
 def _maker_in(equation: Equation, avals: Sequence[Any], result: int) -> _Maker | None:
     """The operator in the body of a loop that makes a stacked result; None for other results and operators."""
-    if equation.primitive.name != "scan":
+    if equation.primitive.name != "scan" or isinstance(equation.primitive, Discharged):
         return None
     operands = [avals[atom] if isinstance(atom, int) else atom.aval for atom in equation.inputs]
     loop = scan_of(equation.params, operands, [avals[v] for v in equation.outputs])

@@ -77,3 +77,17 @@ def test_what_is_stacked_for_the_backward_pass_has_the_line_of_the_forward_pass(
     assert {line_with("# new carry"), line_with("# what is stacked")} >= {o.made_at for o in forward if o.stacked_at}
     backward = [step.whole_origin_of(loops[1].id, result) for result in range(len(loops[1].outputs))]
     assert any(o.made_by.startswith("backward ") and o.stacked_at == line_with("# the loop") for o in backward)
+
+
+def test_a_loop_on_mutable_references_names_itself() -> None:
+    def step(xs: jax.Array) -> Any:
+        total = jax.new_ref(jnp.zeros(8))
+
+        def add(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            total[...] += x
+            return h, jnp.exp(x + total[...])
+
+        return lax.scan(add, jnp.ones(8), xs)[1], total[...]  # over a reference
+
+    found = origins(step, XS)
+    assert {(o.made_by, o.made_at, o.stacked_at) for o in found} == {("scan", line_with("# over a reference"), "")}
