@@ -73,7 +73,9 @@ def largest_lines(held: Iterable[Held], *, rows: int, more: str) -> Iterator[str
     """
     groups = alike(tensors_of(held))
     for group in groups[:rows]:
-        yield f"  {format_bytes(group.nbytes):>10}  {group.sizes:<15}  {group.tensors[0].form:<22}  {group.name}".rstrip()
+        first = group.tensors[0]
+        role = "" if first.role == "activation" else f" ({WORDS[first.role]})"
+        yield f"  {format_bytes(group.nbytes):>10}  {group.sizes:<15}  {first.form:<22}  {group.name}{role}"
         yield from _lines_of_code(group)
     rest = [tensor for group in groups[rows:] for tensor in group.tensors]
     if rest:

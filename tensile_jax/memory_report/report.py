@@ -202,8 +202,8 @@ def _peak(report: MemoryReport, compiles: str) -> Iterator[str]:
         yield f"  peak       {format_bytes(report.compiled_peak_bytes)} as XLA compiles it"
         yield f"  predicted  {predicted} ({off:+.1%}), the sum of the parts below"
     if report.peak is not None:
-        numbers = f"operator {report.peak.operator} (they are numbered 0 to {len(report.operators) - 1})"
-        yield f"  reached    in {report.peak.name}, {numbers}"
+        number = f"operator {report.peak.operator} of {len(report.operators)}, counted from 0"
+        yield f"  reached    in {report.peak.name}, {number}"
         if report.peak.source:
             yield f"             {report.peak.source}  {shortened_code(report.peak.code)}".rstrip()
 

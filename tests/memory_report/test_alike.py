@@ -70,7 +70,7 @@ def test_what_a_loop_stacks_names_the_operators_in_its_body_and_the_caller() -> 
 
 
 def test_an_argument_has_one_line_and_long_lines_are_shortened() -> None:
-    assert lines(WEIGHT) == ["4 MiB float32[16,64,1024] w"]
+    assert lines(WEIGHT) == ["4 MiB float32[16,64,1024] w (parameters)"]
     long = list(largest_lines(held(replace(SILU, name="n" * 99, code="x" * 99)), rows=1, more="more"))
     assert max(map(len, long)) <= 110 and "nnn...nnn" in long[0] and "xxx...  kept" in long[1]
 

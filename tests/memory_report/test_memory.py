@@ -190,6 +190,7 @@ def test_the_text_is_one_screen() -> None:
     text = " ".join(" ".join(lines).split())
     for part in (
         "as XLA compiles it",
+        f"operator {report.peak.operator if report.peak else -1} of {len(report.operators)}, counted from 0",
         "On the device at the predicted peak",
         f"together {format_bytes(report.predicted_peak_bytes)} the predicted peak",
         "The largest there",
