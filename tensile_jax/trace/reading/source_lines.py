@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from os.path import join
-from pathlib import Path
+from os.path import basename, join
 from typing import Any
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "equinox", "keras", __name__.partition(".")[0])
@@ -58,7 +57,7 @@ def name_of_line(file: str, line: int) -> str:
     """The line for people: `train.py:17`, or in a notebook, as IPython writes it, `Cell In[3], line 17`."""
     shell = getattr(builtins, "get_ipython", lambda: None)()
     cell = None if shell is None else shell.compile.format_code_name(file)
-    return f"{Path(file).name}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
+    return f"{basename(file)}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
 
 
 @cache
