@@ -42,12 +42,12 @@ def measured(program: Program) -> dict[str, Any]:
     report = tensile.memory(program.function, *program.arguments, compile=True, **program.options)
     memory: Any = jax.jit(program.function, **program.options).lower(*program.arguments).compile().memory_analysis()
     beside = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-    packing = sum(part.nbytes for part in report.at_peak if part.role == "packing")
+    packing = sum(part.nbytes for part in report.held if part.role == "packing")
     return {
         "jit_peak_bytes": memory.argument_size_in_bytes + beside,
         "compiled_peak_bytes": report.compiled_peak_bytes,
         "predicted_peak_bytes": report.predicted_peak_bytes,
-        "adds_up": sum(part.nbytes for part in report.at_peak) == report.predicted_peak_bytes,
+        "adds_up": sum(part.nbytes for part in report.held) == report.predicted_peak_bytes,
         "packing_share": packing / report.predicted_peak_bytes,
         "tensors": len(report.tensors),
     }

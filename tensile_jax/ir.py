@@ -136,6 +136,23 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the user's code makes a tensor.
+
+    `made_by` is the name of the operator that makes it, `made_at` the file and line, such as `train.py:17`, and `code` the text
+    of that line. `called_from` is the line that called the function. A loop stacks what its iterations make: `made_by`,
+    `made_at` and `code` are then those of the operator in the loop's body, and `stacked_at` is the line of the loop. What is
+    not known is empty.
+    """
+
+    made_by: str
+    made_at: str
+    code: str
+    stacked_at: str
+    called_from: str
+
+
+@dataclass(frozen=True, slots=True)
 class Carried:
     """A state tensor: `output` of this iteration is `input` of the next one."""
 

@@ -267,7 +267,7 @@ def test_a_plan_shows_the_loop_and_can_be_saved_and_run_again(tmp_path: Path) ->
     function = driven(on_given_batches, args)
     plan = running(function).plan
     assert f"{ITERATIONS} iterations of" in str(plan)
-    assert any("one after another" in note for note in plan.notes) and not any("stays one operator" in n for n in plan.notes)
+    assert any("one after another" in note for note in plan.notes) and not any("one operator" in n for n in plan.notes)
     plan.save(tmp_path / "plan.json")
     saved = Plan.load(tmp_path / "plan.json")
     assert saved == plan

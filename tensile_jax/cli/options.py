@@ -133,15 +133,26 @@ class OwnStep:
         return self.target if self.batch_size is None else f"{self.target}, batch {self.batch_size}"
 
 
-_A_FUNCTION = "a function of yours, such as train:make_step"
+_A_FUNCTION = "a function of yours that returns (step, args), such as train:make_step"
+_PYTHON_SUFFIX = ".py"
 _A_JOBS_FILE = "a file of jobs, which ends in .toml"
 
 
 def _refuse_unknown(value: str, *others: str) -> None:
     """Raises: Refusal: `value` is no model; `others` are what it could be besides."""
     if value not in MODELS:
+        if value.endswith(_PYTHON_SUFFIX) and _A_FUNCTION in others:
+            raise Refusal(
+                f"{value!r} is a file. Name a function in it that makes your step and returns (step, args), such as "
+                f"{_module_of(value)}:make_step. docs/memory.md has an example."
+            )
         known = f"neither a model ({', '.join(sorted(MODELS))}) nor {' nor '.join(others)}"
         raise Refusal(f"{value!r} is {known}.{did_you_mean(value.lower(), MODELS)}")
+
+
+def _module_of(file: str) -> str:
+    """The name by which Python imports a file of the folder in which the command was typed."""
+    return ".".join(part for part in Path(file.removesuffix(_PYTHON_SUFFIX)).parts if part not in (".", ".."))
 
 
 def _model_or_function(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -154,6 +165,9 @@ def _model_or_function(ctx: click.Context, parameter: click.Parameter, value: st
 def _step_choice(name: str, batch_size: int, **sizes: Any) -> ModelChoice | OwnStep:
     if ":" not in name:
         return ModelChoice(name, batch_size, **sizes)
+    module, _, function = name.partition(":")
+    if module.endswith(_PYTHON_SUFFIX):
+        raise Refusal(f"{name!r}: write the module without {_PYTHON_SUFFIX}: {_module_of(module)}:{function}")
     refuse_typed(tuple(sizes), f"is for a model, and {name} is a function. Leave it out.")
     return OwnStep(name, batch_size if _is_typed("batch_size") else None)
 

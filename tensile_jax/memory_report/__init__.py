@@ -1,7 +1,9 @@
 """Says how much device memory a function needs under plain `jax.jit`: what holds the peak, and from which line of the user's
 code.
 
-report.py         the records of a report, their JSON, and the text for people
+records.py        the records of a report
+alike.py          lists the tensors at the peak for people, those that are alike in one row
+report.py         the report, its JSON, and the text for people
 lives.py          computes from a step's graph when each tensor is in memory, and what is there at the peak
 donations.py      finds donations that would save memory, and arguments that nothing reads
 calls.py          makes the calls of a function that a user names, also of a step on Flax NNX objects

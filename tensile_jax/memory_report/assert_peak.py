@@ -22,9 +22,11 @@ from tensile_jax.arguments import read_number, shown
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.budget import parse_budget
 from tensile_jax.exec.call.options import JitOptions
+from tensile_jax.memory_report.alike import tensors_of
 from tensile_jax.memory_report.calls import refuse_unknown
 from tensile_jax.memory_report.memory import memory
-from tensile_jax.memory_report.report import MemoryReport, Tensor
+from tensile_jax.memory_report.records import Tensor
+from tensile_jax.memory_report.report import MemoryReport
 from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
@@ -101,7 +103,7 @@ def assert_peak(
     if limit is not None and report.peak_bytes > limit:
         raise AssertionError(
             f"The peak of {called!r} is {format_bytes(report.peak_bytes)}, above at_most={format_bytes(limit)}. "
-            "The largest there:\n" + _listed(_at_peak(report))
+            "The largest there:\n" + _listed(tensors_of(report.held))
         )
     if baseline is None:
         return report
@@ -143,12 +145,8 @@ def _write(file: str | PathLike[str], several: Mapping[str, Recorded]) -> None:
     write_whole(file, msgspec.json.format(msgspec.json.encode(ordered, order="deterministic"), indent=1) + b"\n")
 
 
-def _at_peak(report: MemoryReport) -> list[Tensor]:
-    return [report.tensors[held.tensor] for held in report.at_peak if held.tensor is not None]
-
-
 def _recorded(report: MemoryReport) -> Recorded:
-    return Recorded(report.peak_bytes, report.device, jax.__version__, _by_name(_at_peak(report)))
+    return Recorded(report.peak_bytes, report.device, jax.__version__, _by_name(tensors_of(report.held)))
 
 
 def _by_name(tensors: Sequence[Tensor]) -> dict[str, int]:
@@ -162,7 +160,7 @@ def _compare(report: MemoryReport, known: Recorded, called: str, file: str, tole
     """Raises: AssertionError: the peak is above the recorded one by more than the tolerance."""
     if report.peak_bytes <= known.peak_bytes * (1 + tolerance):
         return
-    there = _at_peak(report)
+    there = tensors_of(report.held)
     before, now = known.tensors, _by_name(there)
     grown = [t for t in there if now[t.name] > before.get(t.name, 0)]
     grown.sort(key=lambda t: before.get(t.name, 0) - now[t.name])
@@ -186,8 +184,7 @@ def _listed(tensors: Sequence[Tensor], before: Mapping[str, int] | None = None) 
     for tensor in tensors[:_LARGEST]:
         was = "" if before is None else f", was {format_bytes(before[tensor.name])}" if tensor.name in before else ", new"
         where = f", made at {tensor.made_at}" if tensor.made_at else ""
-        form = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
-        lines.append(f"  {format_bytes(tensor.nbytes):>10}  {tensor.name} {form}{was}{where}")
+        lines.append(f"  {format_bytes(tensor.nbytes):>10}  {tensor.name} {tensor.form}{was}{where}")
     if len(tensors) > _LARGEST:
         lines.append(f"{'':14}and {len(tensors) - _LARGEST} more")
     return "\n".join(lines)

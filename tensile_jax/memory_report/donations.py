@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.memory_report.report import MissedDonation, UnusedArgument
+from tensile_jax.memory_report.records import MissedDonation, UnusedArgument
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,31 +23,38 @@ from itertools import accumulate
 
 import numpy as np
 
-from tensile_jax.ir import Graph, Operator
-from tensile_jax.memory_report.report import Held, HeldRole, PeakPoint, RoleCurve, Tensor
+from tensile_jax.ir import Graph, Operator, Origin
+from tensile_jax.memory_report.records import Held, HeldRole, PeakPoint, RoleCurve, Tensor
 from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.units import format_bytes, format_count
 
 SMALL = 1e-4
 """Of the peak: smaller tensors are counted together. Smaller values name more tensors and make pages larger: `make bench-memory`
 prints both."""
 
-SourceOf = Callable[[Operator], str]
-"""The user's file and line of an operator; empty if it is not known."""
+OriginOf = Callable[[Operator, int | None], Origin]
+"""Where the user's code has an operator, or makes its result of this number, from 0 on."""
+
+
+_RESERVED = "results that are not written yet: XLA has their buffers from the beginning"
+_GAPS = "gaps between buffers, and what XLA's own order of operators adds"
+_SHARED = "tensors that XLA is expected to place into the buffers of others"
+_NOT_MADE = Origin("", "", "", "", "")  # that of an argument
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
-    """What lives when, as `MemoryReport` has it. The rows of `at_peak` add up to the peak that was given."""
+    """What lives when, as `MemoryReport` has it. The parts in `held` add up to the peak that was given."""
 
     peak: PeakPoint | None
-    at_peak: tuple[Held, ...]
+    held: tuple[Held, ...]
     tensors: tuple[Tensor, ...]
     small_bytes: int
     curves: tuple[RoleCurve, ...]
     begin_us: tuple[float, ...]
 
 
-def find_lives(model: StepModel, peak_bytes: int, source_of: SourceOf) -> Lives:
+def find_lives(model: StepModel, peak_bytes: int, origin_of: OriginOf) -> Lives:
     """What lives when in the step of `model`, each loop of which is one operator, where plain jit's peak is `peak_bytes`."""
     graph, liveness = model.graph, model.liveness
     count = len(graph.operators)
@@ -68,25 +75,28 @@ def find_lives(model: StepModel, peak_bytes: int, source_of: SourceOf) -> Lives:
     at = int(used.argmax())
     small_bytes = max(int(SMALL * peak_bytes), 1)
     shown = sorted(np.flatnonzero(size >= small_bytes).tolist(), key=lambda t: (-int(size[t]), t))
-    places = {t: place for place, t in enumerate(shown)}
-    sources: dict[int, str] = {}
+    own: dict[int, Origin] = {}
 
-    def source_at(place: int) -> str:
-        if place not in sources:
-            sources[place] = source_of(graph.operators[place])
-        return sources[place]
+    def own_origin(place: int) -> Origin:
+        """That of the operator itself."""
+        if place not in own:
+            own[place] = origin_of(graph.operators[place], None)
+        return own[place]
 
     def record(t: int) -> Tensor:
         tensor, made, last = graph.tensors[t], liveness.begin[t], int(last_use[t])
+        operator = graph.operators[made] if made >= 0 else None
+        origin = _NOT_MADE if operator is None else origin_of(operator, operator.outputs.index(tensor.id))
         return Tensor(
             tensor.name, roles[t], tensor.nbytes, tensor.shape, tensor.dtype, int(begin[t]), int(end[t]),
-            graph.operators[made].name if made >= 0 else "", source_at(made) if made >= 0 else "",
-            graph.operators[last].name if last >= 0 else "", source_at(last) if last >= 0 else "",
+            origin.made_by, origin.made_at, origin.code, origin.stacked_at, origin.called_from,
+            graph.operators[last].name if last >= 0 else "", own_origin(last).made_at if last >= 0 else "",
         )  # fmt: skip
 
+    records = {t: record(t) for t in shown}
     lives_at = np.flatnonzero((begin <= at) & (at < end) & (size > 0)).tolist()
-    held = [Held(graph.tensors[t].name, roles[t], int(size[t]), places[t]) for t in lives_at if t in places]
-    held += _together(graph, roles, [t for t in lives_at if t not in places])
+    held = [Held(records[t].name, roles[t], int(size[t]), records[t]) for t in shown if begin[t] <= at < end[t]]
+    held += _together(graph, roles, [t for t in lives_at if t not in records], small_bytes)
     if count and workspace[at]:
         held.append(Held(f"inside {graph.operators[at].name}", "workspace", int(workspace[at])))
     taking_over = {new for _, new in liveness.possible_aliases}
@@ -94,15 +104,15 @@ def find_lives(model: StepModel, peak_bytes: int, source_of: SourceOf) -> Lives:
     left = peak_bytes - sum(part.nbytes for part in held)
     reserved = min(max(left, 0), unwritten)
     if reserved:
-        held.append(Held("buffers of results that are not written yet", "reserved", reserved))
+        held.append(Held(_RESERVED, "reserved", reserved))
     if left - reserved:
-        held.append(Held("packing", "packing", left - reserved))
-    held.sort(key=lambda part: (part.role == "packing", -part.nbytes, part.tensor if part.tensor is not None else len(places)))
+        held.append(Held(_GAPS if left > reserved else _SHARED, "packing", left - reserved))
+    held.sort(key=lambda part: (part.role == "packing", -part.nbytes, part.tensor is None))  # equal tensors keep their order
     operator = graph.operators[at] if count else None
     return Lives(
-        peak=None if operator is None else PeakPoint(at, operator.name, source_at(at)),
-        at_peak=tuple(held),
-        tensors=tuple(map(record, shown)),
+        peak=None if operator is None else PeakPoint(at, operator.name, own_origin(at).made_at, own_origin(at).code),
+        held=tuple(held),
+        tensors=tuple(records.values()),
         small_bytes=small_bytes,
         curves=tuple(RoleCurve(role, tuple(nbytes.tolist())) for role, nbytes in by_role.items() if nbytes.any()),
         begin_us=tuple(round(us, 3) for us in accumulate((0.0, *model.latencies[:-1]))) if count else (),
@@ -151,9 +161,10 @@ def _curve(size: np.ndarray, begin: np.ndarray, end: np.ndarray, which: Sequence
     return np.cumsum(change)[:count]
 
 
-def _together(graph: Graph, roles: Sequence[HeldRole], those: Sequence[int]) -> list[Held]:
+def _together(graph: Graph, roles: Sequence[HeldRole], those: Sequence[int], small_bytes: int) -> list[Held]:
     """The small tensors, one row for each role."""
     by_role: dict[HeldRole, list[int]] = {}
     for t in those:
         by_role.setdefault(roles[t], []).append(graph.tensors[t].nbytes)
-    return [Held(f"{len(some)} small tensors", role, sum(some)) for role, some in by_role.items()]
+    below = format_bytes(small_bytes)
+    return [Held(f"{format_count(len(some), 'tensor')} below {below}", role, sum(some)) for role, some in by_role.items()]

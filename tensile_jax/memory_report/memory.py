@@ -17,20 +17,22 @@ from tensile_jax.exec.fitting.forms import predict_fastest
 from tensile_jax.memory_report.calls import calls_with
 from tensile_jax.memory_report.donations import Argument, missed_donations, unused_arguments
 from tensile_jax.memory_report.lives import find_lives
-from tensile_jax.memory_report.report import REPORT_VERSION, AtBudget, MemoryReport
+from tensile_jax.memory_report.records import AtBudget
+from tensile_jax.memory_report.report import REPORT_VERSION, MemoryReport
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.comparison import SHARES
 from tensile_jax.progress.display import told_by
 from tensile_jax.progress.phases import BUDGETS, Progress
 from tensile_jax.trace.step import KeyPath
 from tensile_jax.tracebacks import hides_frames
+from tensile_jax.units import format_bytes
 
 __all__ = ["memory"]
 
 _LIBRARY_KERNEL = "ynn_fusion"
 _IN_LIBRARY = (
-    "XLA for CPUs runs some operators of this function inside kernels of a library, which allocate memory for themselves. XLA's "
-    "own figure does not have that memory."
+    "XLA for CPUs runs some operators of this function inside kernels of a library, which allocate memory for themselves. XLA "
+    "leaves that memory out of its own peak of {}, so the function needs more than that."
 )
 
 
@@ -100,7 +102,7 @@ def memory(
         budgets=costs,
         smallest_budget_bytes=smallest,
     )
-    return replace(report, notes=(*report.notes, _IN_LIBRARY)) if hides else report
+    return replace(report, notes=(*report.notes, _IN_LIBRARY.format(format_bytes(report.peak_bytes)))) if hides else report
 
 
 def report_of(
@@ -120,7 +122,7 @@ def report_of(
     planner, traced = step.planner, step.traced
     model = planner.model.whole
     peak_bytes = planner.whole_peak_bytes(CompiledSizes())
-    lives = find_lives(model, peak_bytes, lambda op: traced.whole_source_of(op.id))
+    lives = find_lives(model, peak_bytes, lambda op, result: traced.whole_origin_of(op.id, result))
     limit = memory_of(step.compiler.device) if step.compiles_for_profile else float("inf")
     arguments = _arguments(step, how_to_donate)
     return MemoryReport(
@@ -135,7 +137,7 @@ def report_of(
         predicted_peak_bytes=peak_bytes,
         compiled_peak_bytes=compiled_peak_bytes,
         peak=lives.peak,
-        at_peak=lives.at_peak,
+        held=lives.held,
         tensors=lives.tensors,
         small_bytes=lives.small_bytes,
         operators=tuple(operator.name for operator in model.graph.operators),
@@ -146,7 +148,7 @@ def report_of(
         unused_arguments=unused_arguments(model.graph, arguments),
         budgets=tuple(budgets),
         smallest_budget_bytes=smallest_budget_bytes,
-        notes=traced.notes,
+        notes=traced.loop_notes,
     )
 
 

@@ -22,8 +22,10 @@ from tensile_jax.errors import OutOfMemory
 from tensile_jax.exec.compiling.step import Step
 from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.transfer import Device, nbytes_on_a_device, on_host
+from tensile_jax.memory_report.alike import largest_lines
 from tensile_jax.memory_report.memory import report_of
-from tensile_jax.memory_report.report import WORDS, by_role, largest_lines
+from tensile_jax.memory_report.records import WORDS
+from tensile_jax.memory_report.report import by_role
 from tensile_jax.units import format_bytes
 
 __all__ = ["explain_out_of_memory"]
@@ -31,6 +33,7 @@ __all__ = ["explain_out_of_memory"]
 _TITLE = "What held the memory of the device:"
 _ALLOCATED = re.compile(r"allocat(?:e|ing) (?P<nbytes>\d+) bytes|Attempting to (?:allocate|reserve) (?P<size>[\d.]+[KMGT]i?B?)")
 _GROUPS = 8  # of live arrays that are listed
+_ROWS = 8  # of tensors at the step's peak that are alike
 _COMMAND = "tensile errors RESOURCE_EXHAUSTED"
 _Form = tuple[str, tuple[int, ...], int]
 """The type, the shape and the bytes of an array on one device."""
@@ -108,13 +111,14 @@ def _device_lines(error: Exception) -> Iterator[str]:
 def _step_lines(step: Step) -> Iterator[str]:
     """What plain jit needs for a step, and what holds its peak."""
     report = report_of(step)
-    roles = ", ".join(f"{WORDS[role]} {format_bytes(nbytes)}" for role, nbytes in by_role(report.at_peak).items() if nbytes > 0)
+    roles = ", ".join(f"{WORDS[role]} {format_bytes(nbytes)}" for role, nbytes in by_role(report.held).items() if nbytes > 0)
     needed = format_bytes(report.predicted_peak_bytes)
     yield f"  {report.program!r} ran as plain jit, which is predicted to need {needed}: {roles}."
     if report.peak is not None:
         at = f" ({report.peak.source})" if report.peak.source else ""
-        yield f"  The largest tensors at its peak, in {report.peak.name}{at}, with the lines that make and that use them:"
-        yield from (f"  {line}" for line in largest_lines(report))
+        yield f"  The largest tensors at its peak, in {report.peak.name}{at}, with the lines that make them:"
+        more = "tensile_jax.memory has them"
+        yield from (f"  {line}" for line in largest_lines(report.held, rows=_ROWS, more=more))
     yield "  A plan needs less: pass a budget to tensile_jax.jit, such as budget='60%'."
 
 

@@ -1,18 +1,9 @@
-"""Defines the report on a function's memory: its records, their JSON, and the text for people.
+"""Defines the report on a function's memory: its JSON, and the text for people.
 
     MemoryReport ::= header  Tensor*  Held*  RoleCurve*  MissedDonation*  UnusedArgument*  AtBudget*
     Held         ::= what is on the device at the peak: a tensor, many small tensors, or memory that is no tensor
 
-*Plain jit* is `jax.jit` without this package. An operator is one equation of the step, and its number is its position in the
-order in which the report has the operators run. A tensor lives over `[begin, end)`, in numbers of operators; an argument lives
-from 0 on.
-
-The rows of `at_peak` add up to `predicted_peak_bytes`. Three roles are no tensors:
-
-    workspace   what an operator needs inside: a loop's own tensors, copies of operands into another layout
-    reserved    buffers of results that are not written yet at the peak; XLA has them from the beginning
-    packing     the difference between all this and the predicted peak: gaps between buffers, small buffers, and what XLA's order
-                of operators adds. It is negative if XLA is expected to place some tensors into the buffers of others
+`records.py` defines these. *Plain jit* is `jax.jit` without this package. What is held adds up to `predicted_peak_bytes`.
 
 Sizes are in bytes, times in microseconds. If the step runs on several devices, sizes are those of one of them.
 """
@@ -23,107 +14,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
-from typing import Literal
 
 import msgspec
 
+from tensile_jax.arguments import read_count, shown
 from tensile_jax.html_tables import ShownAsText
-from tensile_jax.ir import Role
+from tensile_jax.memory_report.alike import AtPeak, Largest, largest_lines, largest_of, shortened_code
+from tensile_jax.memory_report.records import (
+    WORDS,
+    AtBudget,
+    Held,
+    HeldRole,
+    MissedDonation,
+    PeakPoint,
+    RoleCurve,
+    Tensor,
+    UnusedArgument,
+)
 from tensile_jax.plan_format import read_report
 from tensile_jax.tracebacks import hides_frames
 from tensile_jax.units import format_bytes
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 _WIDTH = 110  # characters of a line
-_LARGEST = 10  # tensors at the peak that are named
+_ROWS = 10  # of tensors at the peak that are alike
 _MOST = 4  # donations and arguments that are named
-_NAME = 42  # characters of a name
-
-WORDS = {
-    "parameter": "parameters", "optimizer_state": "optimizer state", "state": "other state", "batch": "batch",
-    "argument": "arguments", "constant": "constants", "activation": "activations", "gradient": "gradients",
-    "output": "outputs", "workspace": "workspace", "reserved": "reserved for outputs", "packing": "packing",
-}  # fmt: skip
-"""What the roles are called where they are shown to people."""
-
-HeldRole = Role | Literal["argument", "workspace", "reserved", "packing"]
-"""The roles of tensors (`ir.py`), `argument` for the arguments of a function that returns no state, and what is no tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor that takes device memory under plain jit, over the operators `[begin, end)`.
-
-    `made_by` and `last_used_by` name operators, and `made_at` and `last_used_at` the user's file and line. They are empty if no
-    operator makes the tensor (it is an argument) or reads it, or if the line is not known.
-    """
-
-    name: str
-    role: HeldRole
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    begin: int
-    end: int
-    made_by: str
-    made_at: str
-    last_used_by: str
-    last_used_at: str
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A part of the peak. `tensor` is its place in `MemoryReport.tensors`; None for small tensors, and for what is no tensor."""
-
-    what: str
-    role: HeldRole
-    nbytes: int
-    tensor: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PeakPoint:
-    """Where the peak is reached: the operator's number, its name, and the user's file and line, if these are known."""
-
-    operator: int
-    name: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class RoleCurve:
-    """The bytes of one role while each operator runs."""
-
-    role: HeldRole
-    nbytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MissedDonation:
-    """An argument whose memory no result takes over: what it would save, why jit does not use it, and what would help."""
-
-    name: str
-    nbytes: int
-    reason: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class UnusedArgument:
-    """An argument that nothing in the function reads."""
-
-    name: str
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class AtBudget:
-    """What a plan under a budget is predicted to need, and how long a step takes as a multiple of plain jit's."""
-
-    share: float
-    budget_bytes: int
-    peak_bytes: int
-    time_ratio: float
+_LEAST_SHARE = 0.0005  # of the peak: roles with less, which would be printed as 0.0 %, have no row
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -139,10 +55,11 @@ class MemoryReport(ShownAsText):
         predicted_peak_bytes: the predicted peak: arguments, results, and what lies in memory between them.
         compiled_peak_bytes: XLA's own figure; None unless the report was made with `compile=True`.
         peak: where the predicted peak is reached; None for a function without operators.
-        at_peak: what is on the device there, the largest first; the rows add up to `predicted_peak_bytes`.
+        held: what is on the device there, the largest part first; the parts add up to `predicted_peak_bytes`. `at_peak` has them,
+            too, and is printed as a table.
         tensors: all tensors that take device memory, the largest first, except small ones.
-        small_bytes: tensors that are smaller than this are in `curves`, and in `at_peak` together, but not in `tensors`.
-        operators: the names of the operators.
+        small_bytes: tensors that are smaller than this are in `curves`, and in `held` together, but not in `tensors`.
+        operators: the names of the operators, by number: the first operator has number 0.
         curves: the bytes of each role over the operators. Their sum is the memory in use.
         begin_us: when each operator is predicted to begin.
         step_us: the predicted time of a step.
@@ -150,7 +67,7 @@ class MemoryReport(ShownAsText):
         unused_arguments: arguments that nothing reads, the largest first.
         budgets: what plans under some budgets are predicted to cost; empty unless the report was made with `budgets=True`.
         smallest_budget_bytes: the smallest budget that has a plan, by prediction; None unless `budgets=True`.
-        notes: sentences on the function's loops and rewrites.
+        notes: what else one should know, such as which loops are one operator also under a budget.
     """
 
     report_version: int
@@ -164,7 +81,7 @@ class MemoryReport(ShownAsText):
     predicted_peak_bytes: int
     compiled_peak_bytes: int | None
     peak: PeakPoint | None
-    at_peak: tuple[Held, ...]
+    held: tuple[Held, ...]
     tensors: tuple[Tensor, ...]
     small_bytes: int
     operators: tuple[str, ...]
@@ -186,6 +103,28 @@ class MemoryReport(ShownAsText):
     def fits(self) -> bool | None:
         """Whether plain jit's peak is at most the memory of the device; None if the device has no known limit."""
         return None if self.device_bytes is None else self.peak_bytes <= self.device_bytes
+
+    @property
+    def at_peak(self) -> AtPeak:
+        """What is on the device at the peak, the largest part first: a sequence of `Held`, each with its `Tensor`.
+
+        The parts add up to `predicted_peak_bytes`. Printed, it is a table, in which tensors of one form and line share a row.
+        """
+        return AtPeak(self.held)
+
+    @hides_frames
+    def largest(self, count: int = 10) -> Largest:
+        """The largest tensors at the peak: a sequence of `Tensor`, the largest first, which is printed as a table.
+
+        If more tensors are as large as the last one, the table says how many, and `tied` is their number.
+
+        Raises:
+            ValueError: `count` is not a positive integer.
+        """
+        number = read_count(count)
+        if number is None:
+            raise ValueError(f"count must be a positive integer, the number of tensors: got {shown(count)}.")
+        return largest_of(self.held, number)
 
     def to_json(self) -> str:
         """The report as JSON; `tensile schema memory` prints its schema."""
@@ -219,20 +158,26 @@ class MemoryReport(ShownAsText):
 # -- the text for people ------------------------------------------------------------------------------------------------------
 
 
-def describe(report: MemoryReport) -> str:
-    """The report for a person."""
+def describe(report: MemoryReport, *, rows: int = _ROWS, in_shell: bool = False) -> str:
+    """The report for a person.
+
+    Args:
+        rows: how many rows the largest tensors have.
+        in_shell: whether options are named as the command line has them.
+    """
     on = f"{report.devices} devices, all alike; sizes are those of one" if report.devices > 1 else "one device"
     lines = [f"Memory of {report.program!r} under jax.jit ({on}; predicted with profile {report.device_profile})"]
-    lines.append(f"  peak       {_peak(report)}")
-    if report.peak is not None:
-        at = f" ({report.peak.source})" if report.peak.source else ""
-        lines.append(f"  reached    in {report.peak.name}{at}, operator {report.peak.operator + 1} of {len(report.operators)}")
+    lines += _peak(report, "--compile" if in_shell else "compile=True")
     if report.device_bytes is not None:
         verdict = "fits" if report.fits else "does not fit"
         lines.append(f"  device     {report.device} with {format_bytes(report.device_bytes)}: the peak {verdict}")
-    lines += ["", "On the device at the peak"]
+    only = "" if report.compiled_peak_bytes is None else " (of its own peak, XLA tells only the size)"
+    lines += ["", f"On the device at the predicted peak{only}"]
     lines += _by_role(report)
-    lines += ["", "The largest there, with the lines that make them and that use them last", *largest_lines(report)]
+    more = "--top N shows more" if in_shell else "report.largest(N) has them one by one"
+    largest = list(largest_lines(report.held, rows=rows, more=more))
+    if largest:
+        lines += ["", "The largest there; tensors of one form, role and line share a row", *largest]
     lines += _entries("Donations missed", list(_missed(report.missed_donations)))
     lines += _entries("Not used by the function", [f"{format_bytes(a.nbytes):>10}  {a.name}" for a in report.unused_arguments])
     if report.smallest_budget_bytes is not None:
@@ -241,45 +186,44 @@ def describe(report: MemoryReport) -> str:
             f"  {b.share:>4.0%}  {format_bytes(b.budget_bytes):>10}  {b.time_ratio:.2f} times plain jit's step"
             for b in report.budgets
         ]
+    if report.notes:
+        lines += ["", "Notes"]
     for note in report.notes:
-        lines += textwrap.wrap(note, _WIDTH, initial_indent="  note       ", subsequent_indent=" " * 13)
+        lines += textwrap.wrap(note, _WIDTH, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
-def _peak(report: MemoryReport) -> str:
-    predicted = f"{format_bytes(report.predicted_peak_bytes)} predicted"
+def _peak(report: MemoryReport, compiles: str) -> Iterator[str]:
+    predicted = format_bytes(report.predicted_peak_bytes)
     if report.compiled_peak_bytes is None:
-        return f"about {predicted}; compile=True asks XLA"
-    off = report.predicted_peak_bytes / max(report.compiled_peak_bytes, 1) - 1
-    return f"{format_bytes(report.compiled_peak_bytes)} as XLA compiles it; {predicted} ({off:+.1%})"
+        yield f"  peak       about {predicted}, predicted; {compiles} asks XLA"
+    else:
+        off = report.predicted_peak_bytes / max(report.compiled_peak_bytes, 1) - 1
+        yield f"  peak       {format_bytes(report.compiled_peak_bytes)} as XLA compiles it"
+        yield f"  predicted  {predicted} ({off:+.1%}), the sum of the parts below"
+    if report.peak is not None:
+        number = f"operator {report.peak.operator} of {len(report.operators)}, counted from 0"
+        yield f"  reached    in {report.peak.name}, {number}"
+        if report.peak.source:
+            yield f"             {report.peak.source}  {shortened_code(report.peak.code)}".rstrip()
 
 
-def by_role(held: Sequence[Held]) -> dict[str, int]:
+def by_role(held: Sequence[Held]) -> dict[HeldRole, int]:
     """The bytes of each role at the peak, the largest first, and packing last."""
-    found: dict[str, int] = defaultdict(int)
+    found: dict[HeldRole, int] = defaultdict(int)
     for part in held:
         found[part.role] += part.nbytes
     return dict(sorted(found.items(), key=lambda item: (item[0] == "packing", -item[1], item[0])))
 
 
 def _by_role(report: MemoryReport) -> Iterator[str]:
-    for role, nbytes in by_role(report.at_peak).items():
-        share = nbytes / max(report.predicted_peak_bytes, 1)
-        yield f"  {WORDS[role]:<22}{format_bytes(nbytes):>11}  {share:>6.1%}"
-    yield f"  {'together':<22}{format_bytes(sum(h.nbytes for h in report.at_peak)):>11}"
-
-
-def largest_lines(report: MemoryReport) -> Iterator[str]:
-    """The largest tensors at the peak, each in a line for a person, with the lines of code that make it and that use it last."""
-    named = [held for held in report.at_peak if held.tensor is not None]
-    for held in named[:_LARGEST]:
-        assert held.tensor is not None  # as filtered above
-        tensor = report.tensors[held.tensor]
-        form = f"{tensor.dtype}{list(tensor.shape)}".replace(" ", "")
-        yield f"  {format_bytes(held.nbytes):>10}  {_shortened(held.what):<{_NAME}}  {form:<22}  {_lines(tensor)}".rstrip()
-    rest = [held.nbytes for held in named[_LARGEST:]]
-    if rest:
-        yield f"  {format_bytes(sum(rest)):>10}  in {len(rest)} more tensors (report.at_peak has them)"
+    whole = max(report.predicted_peak_bytes, 1)
+    explained = {part.role: part.what for part in report.held if part.role in ("workspace", "reserved", "packing")}
+    for role, nbytes in by_role(report.held).items():
+        if abs(nbytes) >= _LEAST_SHARE * whole:
+            line = f"  {WORDS[role]:<22}{format_bytes(nbytes):>11}  {nbytes / whole:>6.1%}  {explained.get(role, '')}"
+            yield line.rstrip()
+    yield f"  {'together':<22}{format_bytes(sum(part.nbytes for part in report.held)):>11}  the predicted peak"
 
 
 def _missed(several: Sequence[MissedDonation]) -> Iterator[str]:
@@ -288,23 +232,14 @@ def _missed(several: Sequence[MissedDonation]) -> Iterator[str]:
     for missed in several:
         by_remedy[missed.remedy].append(missed)
     for remedy, some in by_remedy.items():
-        others = f" And {len(some) - 1} more like it." if len(some) > 1 else ""
-        yield f"{format_bytes(sum(m.nbytes for m in some)):>10}  {some[0].name}: {some[0].reason}.{others} {remedy}"
-
-
-def _lines(tensor: Tensor) -> str:
-    """Where the tensor is made and last used, such as `model.py:12 -> 30`."""
-    made = tensor.made_at if tensor.made_by else "argument"
-    file, _, number = tensor.last_used_at.rpartition(":")
-    last = number if file and made.startswith(f"{file}:") else tensor.last_used_at
-    return " -> ".join(part for part in (made, last) if part)
-
-
-def _shortened(name: str) -> str:
-    """The name without its middle, if it is long."""
-    if len(name) <= _NAME:
-        return name
-    return f"{name[: _NAME // 2 - 2]}...{name[-(_NAME - _NAME // 2 - 1) :]}"
+        first, saved = some[0], f"{format_bytes(sum(missed.nbytes for missed in some)):>10}"
+        if len(some) == 1:
+            yield f"{saved}  {first.name}: {first.reason}. {remedy}"
+        else:
+            yield (
+                f"{saved}  in {len(some)} arguments. {remedy} The largest, of {format_bytes(first.nbytes)}, is {first.name}: "
+                f"{first.reason}."
+            )
 
 
 def _entries(title: str, entries: Sequence[str]) -> Iterator[str]:

@@ -5,7 +5,9 @@ from os import PathLike
 
 import numpy as np
 
-from tensile_jax.memory_report.report import WORDS, Held, MemoryReport, Tensor, by_role
+from tensile_jax.memory_report.alike import shortened_code
+from tensile_jax.memory_report.records import WORDS, Held, Tensor
+from tensile_jax.memory_report.report import MemoryReport, by_role
 from tensile_jax.pages.offsets import offsets
 from tensile_jax.pages.page import Cell, Column, Page, Plot, Table, refuse_without_plotly, write_page
 from tensile_jax.pages.traces import COLOURS, GRAY, Band, Trace, Unit, area, bands, line, marked, unit_of
@@ -57,7 +59,7 @@ def page_of(report: MemoryReport) -> Page:
         x_title="operator, in the order in which they run",
         x_range=(0, count),
         table=Table("Tensors", _COLUMNS_OF_TENSORS, tuple(_row(tensor, at) for tensor in shown)),
-        above=(("On the device at the peak", tuple(_at_peak(report.at_peak))),),
+        above=(("On the device at the peak", tuple(_at_peak(report.held))),),
         below=tuple(_below(report)),
     )
 
@@ -87,19 +89,21 @@ def _bands_of(shown: Sequence[Tensor], unit: Unit) -> list[Trace]:
     return [bands(WORDS[role], several, unit, COLOUR_OF.get(role, GRAY)) for role, several in by_role.items()]
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
-
-
 def _hover(tensor: Tensor) -> str:
     """What hovering says; plotly reads some HTML in it, so what users named is escaped."""
-    name = tensor.name.replace("&", "&amp;").replace("<", "&lt;")
-    lines = [f"<b>{name}</b>", f"{WORDS[tensor.role]}, {_form(tensor)}, {format_bytes(tensor.nbytes)}"]
+    lines = [f"<b>{_escaped(tensor.name)}</b>", f"{WORDS[tensor.role]}, {tensor.form}, {format_bytes(tensor.nbytes)}"]
     if tensor.made_by:
         lines.append(f"made by {tensor.made_by} {tensor.made_at}".rstrip())
+        lines += [f"<i>{_escaped(shortened_code(tensor.code))}</i>"] if tensor.code else []
+        lines += [f"stacked by the loop at {tensor.stacked_at}"] if tensor.stacked_at else []
+        lines += [f"called from {tensor.called_from}"] if tensor.called_from else []
     if tensor.last_used_by:
         lines.append(f"last used by {tensor.last_used_by} {tensor.last_used_at}".rstrip())
     return "<br>".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 _COLUMNS_OF_TENSORS = (
@@ -110,7 +114,7 @@ _COLUMNS_OF_TENSORS = (
 
 def _row(tensor: Tensor, at: int) -> tuple[Cell, ...]:
     return (
-        tensor.name, (tensor.nbytes, format_bytes(tensor.nbytes)), WORDS[tensor.role], _form(tensor),
+        tensor.name, (tensor.nbytes, format_bytes(tensor.nbytes)), WORDS[tensor.role], tensor.form,
         tensor.made_at or ("" if tensor.made_by else "an argument"), tensor.last_used_at,
         (tensor.begin, str(tensor.begin)), (tensor.end, str(tensor.end)), "yes" if tensor.begin <= at < tensor.end else "",
     )  # fmt: skip

@@ -11,7 +11,8 @@ from os import PathLike
 
 import numpy as np
 
-from tensile_jax.memory_report.report import WORDS, MemoryReport
+from tensile_jax.memory_report.records import WORDS
+from tensile_jax.memory_report.report import MemoryReport
 from tensile_jax.pages.memory_page import COLOUR_OF, MOST_BANDS
 from tensile_jax.pages.offsets import offsets
 from tensile_jax.pages.page import Cell, Column, Page, Plot, Table, refuse_without_plotly, write_page

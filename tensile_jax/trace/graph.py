@@ -35,7 +35,7 @@ from tensile_jax.trace.cost.flops import flops_of
 from tensile_jax.trace.cost.fusion_kinds import kind_of, reduces_rows
 from tensile_jax.trace.cost.traffic import bytes_touched, copied_bytes, relaid_operands, relayout_bytes
 from tensile_jax.trace.keys import atom_key, params_key
-from tensile_jax.trace.program import Equation, Program
+from tensile_jax.trace.program import Program
 
 _WRAPPED = re.compile(r"\b(?:jvp|vmap|rematted_computation|checkpoint|remat|jit|pjit)\(([^()]*)\)")
 
@@ -76,7 +76,7 @@ def build_graph(
     operators = tuple(
         Operator(
             id=OperatorId(o),
-            name=_readable(e, "/"),
+            name=readable(e.scope, e.primitive.name, "/"),
             primitive=e.primitive.name,
             kind=kind_of(e),
             inputs=tuple(dict.fromkeys(ids[v] for v in e.inputs if isinstance(v, int))),
@@ -116,14 +116,14 @@ def variable_ids(program: Program) -> dict[int, TensorId]:
     return {v: TensorId(place) for place, v in enumerate(variables)}
 
 
-def _readable(equation: Equation, separator: str) -> str:
+def readable(scope: str, primitive: str, separator: str) -> str:
     """The scope and the primitive: `transpose(jvp(ResNet))/Block_3` and `add` become `backward ResNet/Block_3/add`."""
-    backward = "transpose(" in equation.scope
-    text, replaced = equation.scope.replace("transpose(", "jvp("), 1
+    backward = "transpose(" in scope
+    text, replaced = scope.replace("transpose(", "jvp("), 1
     while replaced:
         text, replaced = _WRAPPED.subn(r"\1", text)
     text = "/".join(part for part in text.split("/") if part and part != "()")
-    return f"{BACKWARD if backward else ''}{text}{separator if text else ''}{equation.primitive.name}"
+    return f"{BACKWARD if backward else ''}{text}{separator if text else ''}{primitive}"
 
 
 def _reach_heavy(program: Program) -> set[int]:
@@ -169,7 +169,7 @@ def _tensor_names(program: Program, input_names: Sequence[str], output_names: Se
     names |= {**dict(zip(program.outputs, output_names, strict=True)), **dict(zip(program.inputs, input_names, strict=True))}
     count: Counter[str] = Counter()
     for equation in program.equations:
-        stem = _readable(equation, ":")
+        stem = readable(equation.scope, equation.primitive.name, ":")
         for v in equation.outputs:
             names.setdefault(v, f"{stem}_{count[stem]}" if count[stem] else stem)
             count[stem] += 1

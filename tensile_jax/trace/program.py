@@ -28,6 +28,20 @@ class Immediate:
 Atom = int | Immediate
 
 
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """Why a loop stays whole although an iteration is worth a launch.
+
+    It has so many `iterations` of `body` equations. Loops like it are opened if they have at most `most` iterations, and all
+    iterations together have at most `equations` (`loops/rules.py`).
+    """
+
+    iterations: int
+    body: int
+    most: int
+    equations: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Equation:
     """`outputs = primitive(*inputs, **params)`, in the name scope and the JAX context in which the user wrote it.
@@ -40,7 +54,7 @@ class Equation:
     `position` says which equation of the loops' bodies it is: equal for the same equation in different iterations. Elsewhere both
     are empty. `repeat` is the number of the checkpoint in whose backward pass the equation repeats another one; 0 if there is
     none. Only equations with equal numbers are merged. `tracebacks` are JAX's, of the equation and of the calls around it, from
-    the inside outwards (`reading/source_lines.py`). `note` is what a plan says of the equation, such as why a loop stays whole.
+    the inside outwards (`reading/source_lines.py`). `too_long` says of some loops why they stay whole.
     """
 
     primitive: Any
@@ -54,7 +68,7 @@ class Equation:
     iterations: tuple[int, ...] = ()
     repeat: int = 0
     tracebacks: tuple[Any, ...] = ()
-    note: str = ""
+    too_long: TooLong | None = None
 
     def run(self, values: Sequence[Any]) -> Sequence[Any]:
         """The results for these operands, which may be tracers, in the equation's own context."""

@@ -23,10 +23,12 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_structure, treedef_is_leaf
 
 from tensile_jax.errors import TraceError
-from tensile_jax.ir import Graph, OperatorId
+from tensile_jax.ir import Graph, OperatorId, Origin
 from tensile_jax.trace.avals import in_host_memory
 from tensile_jax.trace.graph import build_graph
+from tensile_jax.trace.loops.notes import notes_on_loops
 from tensile_jax.trace.loops.rules import treatments_of
+from tensile_jax.trace.origins import origin_of
 from tensile_jax.trace.program import Nested, Program, StepShardings
 from tensile_jax.trace.reading.flatten import flatten
 from tensile_jax.trace.reading.mutable_references import refuse_outer_references
@@ -74,10 +76,15 @@ class TracedStep:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the trace that its user should know: on loops, on rewrites, and on driven loops."""
+        """What the user of a plan should know about the trace: sentences on loops, on rewrites, and on driven loops."""
         driven = {loop.operator for loop in self.driven}
-        loops = (e.note for place, e in enumerate(self.program.equations) if e.note and place not in driven)
+        loops = notes_on_loops((e for o, e in enumerate(self.program.equations) if o not in driven), of_plan=True)
         return tuple(dict.fromkeys([*loops, *(r.note for r in self.rewrites), *(loop.note for loop in self.driven)]))
+
+    @property
+    def loop_notes(self) -> tuple[str, ...]:
+        """What everybody should know about the trace: sentences on its loops."""
+        return tuple(notes_on_loops(self.program.equations, of_plan=False))
 
     @property
     def on_host(self) -> frozenset[int]:
@@ -107,9 +114,9 @@ class TracedStep:
         """Where the user's code has this operator of the graph, such as `train.py:17`; empty if that is not known."""
         return source_line(self.program.equations[operator].tracebacks)
 
-    def whole_source_of(self, operator: OperatorId) -> str:
-        """The same for an operator of `whole_graph`."""
-        return source_line(self.whole_program.equations[operator].tracebacks)
+    def whole_origin_of(self, operator: OperatorId, result: int | None) -> Origin:
+        """Where the user's code has an operator of `whole_graph`, or makes its result of this number, from 0 on."""
+        return origin_of(self.whole_program.equations[operator], self.whole_program.avals, result)
 
     def rewritten(self, rewrite: Rewrite) -> "TracedStep | None":
         """The same step with its program rewritten; None if nothing can be rewritten so, or if it runs on several devices."""

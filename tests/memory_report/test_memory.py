@@ -1,6 +1,7 @@
 """The report on a function's memory: its peak, what lives there, and what could be saved."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.compiling.compiler import peak_of
+from tensile_jax.units import format_bytes
 from tests.memory_report.small_functions import (
     BATCH,
     IMAGES,
@@ -43,10 +45,16 @@ def report_on(name: str, **options: Any) -> tensile.MemoryReport:
     return tensile.memory(function, *args, device_profile="cpu", **given, **options)
 
 
+def line_with(function: Callable[..., Any], text: str) -> int:
+    """The number of the first line of the function that has this text."""
+    lines, begin = inspect.getsourcelines(function)
+    return begin + next(i for i, line in enumerate(lines) if text in line)
+
+
 @each_function
 def test_what_lives_at_the_peak_adds_up_to_the_predicted_peak(name: str) -> None:
     report = report_on(name)
-    assert sum(part.nbytes for part in report.at_peak) == report.predicted_peak_bytes
+    assert sum(part.nbytes for part in report.held) == report.predicted_peak_bytes
     packing = sum(part.nbytes for part in report.at_peak if part.role == "packing")
     assert abs(packing) <= 0.25 * report.predicted_peak_bytes
 
@@ -80,10 +88,11 @@ def test_the_lives_of_a_forward_pass_are_those_counted_by_hand() -> None:
 
 def test_tensors_name_the_lines_that_make_them_and_use_them_last() -> None:
     report = report_on("inference")
-    lines, begin = inspect.getsourcelines(forward)
-    line = f"small_functions.py:{begin + next(i for i, text in enumerate(lines) if '@ w' in text)}"
-    assert {t.made_at for t in report.tensors if t.made_by == "dot_general"} == {line}
-    assert report.peak is not None and report.peak.source == line
+    line = f"small_functions.py:{line_with(forward, '@ w')}"
+    assert {(t.made_at, t.code) for t in report.tensors if t.made_by == "dot_general"} == {
+        (line, "images = jnp.tanh(images @ w)")
+    }
+    assert report.peak is not None and (report.peak.source, report.peak.code) == (line, "images = jnp.tanh(images @ w)")
 
 
 def test_roles_are_those_of_a_training_step() -> None:
@@ -154,7 +163,7 @@ def test_the_report_is_read_back_as_it_was_written_and_keeps_its_schema() -> Non
     with pytest.raises(ValueError, match="not the JSON of a memory report"):
         tensile.MemoryReport.from_json("{}")
     with pytest.raises(ValueError, match="report_version 99"):
-        tensile.MemoryReport.from_json(report.to_json().replace('"report_version":1', '"report_version":99'))
+        tensile.MemoryReport.from_json(report.to_json().replace('"report_version":2', '"report_version":99'))
 
 
 def test_budgets_are_compared_only_when_asked_for() -> None:
@@ -171,21 +180,62 @@ def test_a_note_says_where_xla_leaves_memory_out_of_its_figure() -> None:
 
     report = tensile.memory(means, shape(256, 256), shape(4096, 256), compile=True)
     hides = "ynn_fusion" in jax.jit(means).lower(shape(256, 256), shape(4096, 256)).compile().as_text()  # pyright: ignore[reportOperatorIssue] # text
-    assert any("does not have that memory" in note for note in report.notes) == hides
+    assert any("leaves that memory out of its own peak of " in note for note in report.notes) == hides
 
 
 def test_the_text_is_one_screen() -> None:
-    lines = str(report_on("training, nothing donated", compile=True)).splitlines()
+    report = report_on("training, nothing donated", compile=True)
+    lines = str(report).splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 130
     text = " ".join(" ".join(lines).split())
     for part in (
         "as XLA compiles it",
-        "On the device at the peak",
+        f"operator {report.peak.operator if report.peak else -1} of {len(report.operators)}, counted from 0",
+        "On the device at the predicted peak",
+        f"together {format_bytes(report.predicted_peak_bytes)} the predicted peak",
         "The largest there",
-        "Donations missed",
-        "And 1 more like it.",
+        "return jnp.mean((hidden @ w) ** 2)",
+        "in 2 arguments. Pass donate_argnums=0. The largest, of 16 KiB, is state['opt_m']: it is not donated",
     ):
         assert part in text
+
+
+def test_the_largest_tensors_are_values_that_name_a_tie() -> None:
+    report = report_on("training")
+    largest = report.largest(2)
+    assert list(largest) == [part.tensor for part in report.at_peak if part.tensor is not None][:2]
+    assert [t.nbytes for t in largest] == [X, X] and largest.tied == 1
+    assert "1 more tensor is as large as the last one: report.largest(3) has them, too." in str(largest)
+    assert report.largest(3).tied == 0 and len(report.largest(100)) < 100
+    with pytest.raises(ValueError, match="count must be a positive integer"):
+        report.largest(0)
+
+
+def test_what_is_at_the_peak_has_its_tensors_and_is_printed_as_a_table() -> None:
+    at_peak = report_on("training").at_peak
+    assert at_peak[0].tensor is not None and at_peak[0].tensor.shape == (BATCH, WIDTH)
+    lines = str(at_peak).splitlines()
+    assert lines[0].split() == ["size", "each", "role", "form", "what", "made", "at"]
+    assert lines[-1].endswith("together, the predicted peak") and len(lines) <= 27
+    assert "float32[256,64]" in str(at_peak[0]) and "\n" not in str(at_peak[0])
+
+
+def test_what_a_loop_keeps_is_named_by_the_operator_and_the_line_in_its_body() -> None:
+    report = report_on("a loop")
+    kept = [t for t in report.tensors if t.stacked_at]
+    body, loop = (f"small_functions.py:{line_with(scanned, text)}" for text in ("jnp.tanh(x @ w)", "jax.lax.scan"))
+    assert {(t.made_at, t.stacked_at, t.code) for t in kept if not t.is_made_backward} == {
+        (body, loop, "return jnp.tanh(x @ w), None")
+    }
+    assert f"stacked by the loop at {loop}" in str(report)
+
+
+def test_a_note_on_a_loop_names_no_option_that_the_report_does_not_take() -> None:
+    def steps(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=500)[0]
+
+    (note,) = tensile.memory(steps, shape(200, 128), shape(128, 128)).notes
+    assert re.match(r"The loop at test_memory\.py:\d+ \(500 iterations", note) and "open_loops" not in note
 
 
 def test_a_captured_mutable_reference_is_refused() -> None:

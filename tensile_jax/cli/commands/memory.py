@@ -4,7 +4,15 @@ from pathlib import Path
 
 import click
 
-from tensile_jax.cli.options import ModelChoice, OwnStep, device_profile_option, html_option, takes_step, writable_file
+from tensile_jax.cli.options import (
+    POSITIVE_COUNT,
+    ModelChoice,
+    OwnStep,
+    device_profile_option,
+    html_option,
+    takes_step,
+    writable_file,
+)
 from tensile_jax.cli.progress import Phases
 from tensile_jax.progress.stderr import stderr_console
 
@@ -14,6 +22,7 @@ from tensile_jax.progress.stderr import stderr_console
 @device_profile_option
 @click.option("--compile", "compiles", is_flag=True, help="Compile the step, for XLA's own peak beside the predicted one.")
 @click.option("--budgets", is_flag=True, help="Plan under some budgets, and say what less memory costs. Takes longer.")
+@click.option("--top", metavar="N", type=POSITIVE_COUNT, default=10, show_default=True, help="Rows of the largest tensors.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), callback=writable_file, help="Write JSON.")
 @html_option
 def memory(
@@ -21,6 +30,7 @@ def memory(
     device_profile: str | None,
     compiles: bool,
     budgets: bool,
+    top: int,
     output: Path | None,
     html: Path | None,
 ) -> None:
@@ -31,6 +41,7 @@ def memory(
     """
     from tensile_jax.cli.run.step_source import find_step  # imports JAX
     from tensile_jax.memory_report.memory import memory as report_on
+    from tensile_jax.memory_report.report import describe
 
     with Phases(stderr_console()) as phases:
         phases.begin("tracing")
@@ -48,7 +59,7 @@ def memory(
         output.write_text(report.to_json() + "\n")
     if html is not None:
         report.save(html)
-    click.echo(str(report))
+    click.echo(describe(report, rows=top, in_shell=True))
     for file in (output, html):
         if file is not None:
             click.echo(f"Written to {file}")

@@ -23,6 +23,8 @@ from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.memory_report.calls import UserCalls, calls_with
 from tensile_jax.trace import shape_struct
 
+_MAKES_STEP = "Name a function that makes your step: it returns (step, args), as in docs/memory.md."
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundStep:
@@ -54,8 +56,13 @@ def find_step(source: ModelChoice | OwnStep, *, to_run: bool = False) -> FoundSt
     given = {} if source.batch_size is None else {"batch_size": source.batch_size}
     try:
         made = Entrypoint(source.target, given).call()
+    except TypeError as error:
+        raise Refusal(f"{error} {_MAKES_STEP}") from error
+    except (ImportError, ValueError) as error:
+        raise Refusal(str(error)) from error
+    try:
         return _found(made, source.target, to_run=to_run)
-    except (ImportError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
 
 
@@ -91,5 +98,5 @@ def _found(made: Any, target: str, *, to_run: bool) -> FoundStep:
         return FoundStep(step, given if to_run else jax.tree.map(shape_struct, given), 0)
     raise TypeError(
         f"{target} must return (step, args), (step, state, batches) or a model. It returned a {type(made).__name__}. "
-        "args is the tuple of the step's arguments, arrays or jax.ShapeDtypeStructs."
+        "args is the tuple of the step's arguments, arrays or jax.ShapeDtypeStructs. docs/memory.md has an example."
     )

@@ -42,7 +42,7 @@ from tensile_jax.trace.avals import nbytes_of
 from tensile_jax.trace.cost.flops import body_flops, flops_of
 from tensile_jax.trace.cost.fusion_kinds import kind_of
 from tensile_jax.trace.loops.treatments import find_treatments
-from tensile_jax.trace.program import Nested, Program
+from tensile_jax.trace.program import Nested, Program, TooLong
 from tensile_jax.trace.reading.flatten import flatten
 from tensile_jax.trace.reading.scans import Loop, loop_of
 from tensile_jax.trace.reading.treatment import Bounds, Opened, Split, Treatment, Treatments, Whole
@@ -96,25 +96,21 @@ def _treatment_of_loop(scan: Any, *, may_split: bool) -> Treatment:
         """The equations of an iteration, in which loops are opened by the same rule."""
         return len(_with_loops_treated(scan.params["jaxpr"], None).equations)
 
-    note = ""
+    too_long = None
     body = flatten(Nested(scan.params["jaxpr"]))
     if _is_worth_a_launch(loop, body):
         most = _MOST_STEPS if _is_recurrence(loop, body) else _MOST_ITERATIONS
         if loop.length <= most and loop.length * count() <= _MOST_EQUATIONS:
             return Opened()
-        where = f" at {scan.source_info.name_stack}" if str(scan.source_info.name_stack) else ""
-        note = (
-            f"A loop of {loop.length} iterations of {count()} equations{where} stays one operator: loops like it are "
-            f"opened up to {most} iterations and {_MOST_EQUATIONS} equations. open_loops=True opens it."
-        )
+        too_long = TooLong(loop.length, count(), most, _MOST_EQUATIONS)
     carried, stacks = (
         sum(nbytes_of(v.aval) for v in some) for some in (scan.outvars[: loop.carried], scan.outvars[loop.carried :])
     )
     if not may_split or loop.length < 2 * _LEAST_PIECES or stacks < _LEAST_STACK:
-        return Whole(note)
+        return Whole(too_long)
     pieces = min(max(_MOST_EQUATIONS // max(count(), 1), _LEAST_PIECES), _MOST_PIECES)
     if loop.length < 2 * pieces or stacks < _LEAST_SHARE * pieces * carried:
-        return Whole(note)
+        return Whole(too_long)
     return Split(_pieces(loop.length, pieces))
 
 

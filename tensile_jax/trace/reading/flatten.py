@@ -42,7 +42,7 @@ from jax.extend.core import Literal, primitives
 
 from tensile_jax.errors import TraceError
 from tensile_jax.trace.avals import array_type, in_host_memory, is_extended, is_weak, shape_of, strong
-from tensile_jax.trace.program import Atom, Equation, Immediate, Nested, Program
+from tensile_jax.trace.program import Atom, Equation, Immediate, Nested, Program, TooLong
 from tensile_jax.trace.reading.donated_inputs import taken_inputs
 from tensile_jax.trace.reading.jaxprs import (
     closed,
@@ -187,9 +187,8 @@ class _Builder:
             for value, output, params in zip(whole, outputs, copies, strict=True):
                 self._add(equation, equation.primitive, [value], (output,), scope, changed=params)
             return outputs
-        self._add(
-            equation, equation.primitive, whole, outputs, scope, note=treatment.note if isinstance(treatment, Whole) else ""
-        )
+        too_long = treatment.too_long if isinstance(treatment, Whole) else None
+        self._add(equation, equation.primitive, whole, outputs, scope, too_long=too_long)
         return outputs
 
     def _open_map(self, mapped: Map, equation: Any, values: Sequence[Any], scope: str) -> list[Value]:
@@ -373,7 +372,7 @@ class _Builder:
         scope: str,
         *,
         changed: Mapping[str, Any] = _NOTHING,
-        note: str = "",
+        too_long: TooLong | None = None,
     ) -> None:
         """Add a jaxpr's equation to the program, with `primitive` instead of its own, and with these parameters changed."""
         acts = any(type(effect).__name__ not in _INNER_EFFECTS for effect in equation.effects)
@@ -394,7 +393,7 @@ class _Builder:
                 iterations=self._iterations,
                 repeat=self._repeat,
                 tracebacks=self._tracebacks,
-                note=note,
+                too_long=too_long,
             )
         )
 

@@ -6,14 +6,15 @@
     Driven   the loop stays one operator, and each iteration runs under a plan of the loop's body
 
 `loops/` chooses one of the first three, and `flatten.py` carries out the choice when it makes one list of equations of the step.
-If there is a budget of memory, some of the loops that stayed whole are driven (`plannable_loops.py`). A loop that stays whole or
-is driven may have a note, which the plan shows to the user.
+If there is a budget of memory, some of the loops that stayed whole are driven (`plannable_loops.py`). A plan has a note on each
+driven loop, and on the loops that stay whole although their iterations are worth a launch (`loops/notes.py`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensile_jax.ir import OperatorId
+from tensile_jax.trace.program import TooLong
 
 Bounds = tuple[tuple[int, int], ...]
 """Half-open intervals of the iterations of a loop, ascending, which together are all of them."""
@@ -27,9 +28,9 @@ The index of a conditional is followed by the number of the branch.
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """It stays one operator."""
+    """It stays one operator; `too_long` says why, if it is a loop that is opened by the rules in other sizes."""
 
-    note: str = ""
+    too_long: TooLong | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,10 @@ def test_what_makes_no_step_is_refused(own: str, command: list[str]) -> None:
         (f"{own}:wrong", "must return (step, args), (step, state, batches) or a model. It returned a int"),
         (f"{own}:nothing", "has no 'nothing'"),
         ("no_such_module:f", "cannot be imported"),
-        ("rsnet50", "nor a function of yours, such as train:make_step"),
+        ("rsnet50", "nor a function of yours that returns (step, args), such as train:make_step"),
+        ("code/own.py", "that makes your step and returns (step, args), such as code.own:make_step. docs/memory.md"),
+        ("./own.py:make_step", "write the module without .py: own:make_step"),
+        (f"{own}:train", "It takes (w, x). Name a function that makes your step: it returns (step, args)"),
         ("rsnet50", "Did you mean resnet50?"),
     ):
         refused = asked(*command, target)

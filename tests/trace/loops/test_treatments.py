@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tensile_jax.trace import Nested, trace_step
+from tensile_jax.trace import Nested
 from tensile_jax.trace.loops.rules import treatments_of
 from tensile_jax.trace.loops.treatments import find_treatments
 from tensile_jax.trace.reading.treatment import Opened, Split, Treatment, Whole
@@ -86,11 +86,11 @@ def test_the_parts_of_a_split_loop_follow_one_another(bounds: Any) -> None:
         Split(bounds)
 
 
-def test_the_note_of_a_loop_that_stays_whole_is_the_steps() -> None:
+def test_a_loop_of_too_many_iterations_stays_whole_and_says_how_many_are_opened() -> None:
     def step(x: Any) -> Any:
         return lax.scan(lambda y, _: (jnp.tanh(y @ jnp.ones((512, 512))), None), x, None, length=300)[0]
 
     x = jnp.ones((64, 512))
     (treatment,) = treatments_of(Nested(jax.make_jaxpr(step)(x))).values()
-    assert isinstance(treatment, Whole) and treatment.note.startswith("A loop of 300 iterations")
-    assert trace_step(jax.jit(step), step, (x,), {}).notes == (treatment.note,)
+    assert isinstance(treatment, Whole) and treatment.too_long is not None
+    assert treatment.too_long.iterations == 300 > treatment.too_long.most
