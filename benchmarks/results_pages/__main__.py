@@ -13,6 +13,9 @@ This page shows what was measured, on an H200 and on CPUs. [Predicted and compil
 
 Peaks and times are relative to plain `jax.jit` in the same process unless the text says otherwise: 0.5 is half. State is donated.
 `python -m benchmarks.results_pages` writes this page from the JSON files that each section names.
+
+Each section has its own date. On an H200, that is when one was at hand. On a CPU, it is when the part that the section measures
+last changed in a way that its figures show. What is older than the newest version shows the version of that day.
 """
 _PREDICTED = """
 Nothing on this page ran on a GPU. [Measured](results.md) shows what ran.

@@ -93,11 +93,11 @@ def page(title: str, intro: str, groups: Iterable[Group]) -> str:
     """The page in Markdown."""
     made = [(group, [make() for make in group.sections]) for group in groups]
     rows = [
-        (f"[{one.title}](#{_address(one.title)})", one.on, one.when, f"`{one.command}`", one.headline)
+        (f"[{one.title}](#{_address(one.title)})<br>`{one.command}`", f"{one.on}<br>{one.when}", one.headline)
         for _, all_ in made
         for one in all_
     ]
-    parts = [f"# {title}\n", intro.strip() + "\n", table(("what", "on", "when", "command", "result"), rows)]
+    parts = [f"# {title}\n", intro.strip() + "\n", table(("what, and its command", "on, when", "result"), rows)]
     for group, sections in made:
         parts += [f"## {group.title}\n", group.about.strip() + "\n", *map(_written, sections)]
     return "\n".join(parts)

@@ -39,8 +39,8 @@ def section(conclusions: tuple[str, ...] = ()) -> Section:
 def test_a_page_begins_with_a_summary_that_links_to_its_sections() -> None:
     assert page("Title", "Intro.", [Group("Group", "About.", [lambda: section(("One.",))])]) == (
         "# Title\n\nIntro.\n\n"
-        "| what | on | when | command | result |\n|---|---|---|---|---|\n"
-        "| [XLA's own](#xlas-own) | simulated H200 | 2026-11-26 | `make one` | 0.5 |\n\n"
+        "| what, and its command | on, when | result |\n|---|---|---|\n"
+        "| [XLA's own](#xlas-own)<br>`make one` | simulated H200<br>2026-11-26 | 0.5 |\n\n"
         "## Group\n\nAbout.\n\n"
         "### XLA's own\n\n"
         "*Simulated H200, 2026-11-26, `make one`, [`one.json`](../benchmarks/results/paper/one.json).*\n\n"
