@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensile_jax.pages.traces import COLOURS, GRAY
+from tensile_jax.plan import POLICIES
 
 PLAIN_JIT = "plain jit"
 BOUND = "no plan without chunks is faster"
@@ -22,13 +23,15 @@ class Look:
     symbol: str
 
 
-LOOKS: Mapping[str, Look] = {
-    "auto": Look(COLOURS[0], "o", "circle"),
-    "tensile": Look(COLOURS[5], "s", "square"),
-    "capuchin": Look(COLOURS[2], "D", "diamond"),
-    "vdnn": Look(COLOURS[3], "v", "triangle-down"),
-    "checkpoint": Look(COLOURS[1], "^", "triangle-up"),
-    "none": Look(COLOURS[4], "P", "cross"),
-    PLAIN_JIT: Look(GRAY, "*", "star"),
-}
+# Of the policies, in the order of `POLICIES`. There is one more than there are policies, for the next one.
+_LOOKS = (
+    Look(COLOURS[0], "o", "circle"),
+    Look(COLOURS[5], "s", "square"),
+    Look(COLOURS[2], "D", "diamond"),
+    Look(COLOURS[3], "v", "triangle-down"),
+    Look(COLOURS[1], "^", "triangle-up"),
+    Look(COLOURS[4], "P", "cross"),
+    Look(COLOURS[6], "X", "x"),
+)
+LOOKS: Mapping[str, Look] = {**dict(zip(POLICIES, _LOOKS, strict=False)), PLAIN_JIT: Look(GRAY, "*", "star")}
 """By the name of the policy. `auto` is also a line. The bound is a dotted gray line without marks."""

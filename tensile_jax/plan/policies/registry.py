@@ -1,6 +1,7 @@
 """Lists the policies (ways to plan) by name, and finds the choice of a policy with the least peak.
 
-A new policy is added here, to `PolicyName` and `POLICIES`, and nowhere else.
+A new policy is added here, to `PolicyName` and at the end of `POLICIES`, and nowhere else. Pictures and pages give each policy a
+colour and a mark by its place in `POLICIES`.
 """
 
 from collections.abc import Mapping
