@@ -413,7 +413,7 @@ def test_a_plan_says_what_it_does() -> None:
 
 def test_a_plan_that_runs_whole_is_named_plain_jit() -> None:
     plan = tensile.jit(sgd_step, donate_argnums=0).plan(weights(), batch())
-    assert str(plan).startswith("Plan of 'sgd_step': as plain jit runs it (auto, ") and plan.jit_step_us == plan.step_us
+    assert str(plan).startswith("Plan of 'sgd_step': as plain jit runs it (policy auto, ") and plan.jit_step_us == plan.step_us
 
 
 def test_every_form_of_a_step_is_compared_with_plain_jit() -> None:
