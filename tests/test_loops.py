@@ -288,7 +288,7 @@ def test_a_recurrence_is_opened_for_few_steps_only() -> None:
 def test_a_plan_says_which_loops_stay_whole_and_how_to_open_them() -> None:
     plan = tensile.jit(descent(plain), policy="none").plan(jnp.zeros((300, WIDTH, WIDTH)), batch())
     assert not plan.whole
-    assert re.match(r"The 2 loops at test_loops\.py:\d+ \(300 iterations of 5 to 6 equations each\) stay", plan.notes[0])
+    assert re.match(r"The 2 loops at test_loops\.py:\d+ \(300 iterations of \d+( to \d+)? equations each\) stay", plan.notes[0])
     assert plan.notes[0].endswith("With open_loops=True, tensile_jax.jit opens them.")
 
 

@@ -54,7 +54,7 @@ LONG = [
     ROOT / "docs" / f"{name}.md" for name in ("budgets-and-plans", "cluster", "command-line", "sharded")
 ]  # half a minute each
 BLOCK = re.compile(r"(?:^<!-- test: (?P<note>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-VARIES = re.compile(r"in [^\n]+ \(floor|at \w+\.(?:md|py):[\d:]+| *\d+(\.\d+)?( [KMG]?i?B)?")  # from machine to machine
+VARIES = re.compile(r"in [^\n]+ \(plain jit|at \w+\.(?:md|py):[\d:]+| *\d+(\.\d+)?( [KMG]?i?B)?")  # from machine to machine
 
 SMALLER = {"resnet50": "mlp", "gpt": "mlp", "50%": "90%", "gs://bucket/runs/mine": "file://bucket"}
 FEWER_LAYERS = {"(16, 128, 128)": "(8, 128, 128)", '"30%"': '"45%"', '"40%"': '"90%"'}  # where the least memory is a larger part

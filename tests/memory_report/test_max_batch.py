@@ -103,7 +103,7 @@ def test_few_batches_are_planned_and_the_user_is_told_how_many_samples_are_left(
     done = [done for what, done, _ in told if what == BATCHES]
     planned = [later - before for before, later in pairwise(done) if later > before]
     assert told[0] == (TRACING, 0, 1) and told[-1] == (BATCHES, done[-1], done[-1])
-    assert found.batch_size in planned and len(planned) <= 6
+    assert found.batch_size in planned and len(planned) <= 8
 
 
 LINES = {

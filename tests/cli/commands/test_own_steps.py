@@ -70,7 +70,7 @@ def test_a_report_on_memory_names_the_lines_of_the_users_module(own: str) -> Non
 
 
 def test_a_plan_is_that_of_the_step_with_its_donation(own: str) -> None:
-    done = asked("plan", f"{own}:make_training", "--budget", "80%", "-o", "plan.json")
+    done = asked("plan", f"{own}:make_training", "--budget", "85%", "-o", "plan.json")
     assert done.exit_code == 0, done.stderr
     plan = tensile.Plan.load("plan.json")
     assert plan.program == "train" and plan.donated == (0,) and plan.bound_us is not None and not plan.whole

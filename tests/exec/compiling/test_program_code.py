@@ -263,7 +263,7 @@ def host_state_plan(fast_link: str) -> Plan:
     step, state = adam_step(256)
     inputs = batch(width=256), jax.random.key(0)
     options = {"device_profile": fast_link, "state_memory": "any", "policy": "tensile"}
-    budget = low_budget(step, state, *inputs, part=0.2, donate_argnums=0, **options)
+    budget = low_budget(step, state, *inputs, part=0.3, donate_argnums=0, **options)
     plan = planned(step, budget, launch="one_program", **options).plan(state, *inputs)
     assert (plan.launch, plan.barriers, plan.launches) == ("program", "chain", 1)
     return dataclasses.replace(plan, budget_bytes=None)
@@ -336,7 +336,7 @@ def test_state_comes_in_between_two_launches(fast_link: str, state_memory: str) 
     step, state = adam_step(256)
     inputs = batch(width=256), jax.random.key(0)
     options = {"device_profile": fast_link, "state_memory": state_memory, "policy": "tensile"}
-    budget = low_budget(step, state, *inputs, part=0.2, donate_argnums=0, **options)
+    budget = low_budget(step, state, *inputs, part=0.3, donate_argnums=0, **options)
     predicted = planned(step, budget, **options).plan(state, *inputs)
     kept = {t.id for t in predicted.tensors if t.role in ("parameter", "optimizer_state", "state")}
     assert any(e.kind == "swap_in" and e.tensor in kept for e in predicted.events)

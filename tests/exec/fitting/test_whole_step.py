@@ -59,7 +59,7 @@ def kernel(rows: int) -> Case:
 
 
 def curved(rows: int) -> Case:
-    """Five dense layers and the product of the loss's second derivatives with a direction, far less than is predicted."""
+    """Five dense layers and the product of the loss's second derivatives with a direction, for less than is predicted."""
     keys = jax.random.split(jax.random.key(rows), 6)
     weights = [jax.random.normal(k, (128, 128)) / 12 for k in keys[:5]]
 
@@ -185,7 +185,7 @@ def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken(monkeypat
 
 
 def test_compiled_segments_may_show_that_plain_jits_step_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = curved(512)
+    case = kernel(288)
     predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
     assert predicted > 1.4 * compiled
     seen = counted(monkeypatch)
@@ -199,7 +199,7 @@ def test_compiled_segments_may_show_that_plain_jits_step_fits(monkeypatch: pytes
 def test_a_share_is_one_of_plain_jits_own_peak(share: float, make: Callable[[int], Case]) -> None:
     case = make(576 if share == 0.6 else 592)
     predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
-    assert make is dense or predicted > 1.4 * compiled or compiled > 1.2 * predicted
+    assert make is dense or max(predicted / compiled, compiled / predicted) > 1.2
     function = planned(case, f"{share:.0%}")
     check_same(case, function, partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6))
     plan = function.plan(*case[1:])
