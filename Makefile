@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 PIP_INSTALL = pip install --quiet --disable-pip-version-check
 TESTS ?=
 SOAK_MINUTES ?= 30
+SECONDS ?= 540
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-newest lint docs bench bench-gpu bench-allocator bench-call bench-checkpointing bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated soak clean results bench-memory bench-mesh bench-mesh-largest bench-workloads
+.PHONY: help run test test-slow test-newest lint docs bench bench-allocator bench-call bench-checkpointing bench-cluster bench-constants bench-controller bench-dispatch bench-first-call bench-gap bench-h200 bench-h200-workspaces bench-jobs bench-launches bench-loops bench-planning bench-predictor bench-renewal bench-scale bench-training bench-workspaces compare paper paper-compiled paper-simulated gpu-paper gpu-peaks gpu-results gpu-times soak clean results bench-memory bench-mesh bench-mesh-largest bench-workloads
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,9 +36,17 @@ docs: $(VENV)/.installed ## the documentation as a site, in site/
 bench: $(VENV)/.installed bench-scale bench-gap bench-jobs bench-call bench-controller bench-dispatch bench-predictor bench-renewal ## the figures of the README, on this CPU
 	$(BIN)/python -m benchmarks.run
 
-bench-gpu: $(VENV)/.installed ## the same on this machine's GPU (install an extra: cuda12 or cuda13)
-	$(BIN)/python -m benchmarks.run --gpu
-	$(BIN)/python -m benchmarks.jobs --gpu
+gpu-results: $(VENV)/.installed ## on a GPU, within SECONDS: 200 steps in one program beside plain jit's, and copies beside kernels
+	$(BIN)/python -m benchmarks.gpu results --seconds $(SECONDS)
+
+gpu-times: $(VENV)/.installed ## on a GPU, within SECONDS: steps as segments and programs, with and without CUDA graphs over convolutions
+	$(BIN)/python -m benchmarks.gpu times --seconds $(SECONDS)
+
+gpu-peaks: $(VENV)/.installed ## on a GPU, within SECONDS: what XLA's allocator has in use, beside what plans say
+	$(BIN)/python -m benchmarks.gpu peaks --seconds $(SECONDS)
+
+gpu-paper: $(VENV)/.installed ## on a GPU, within SECONDS: the paper's experiments that are not measured yet
+	$(BIN)/python -m benchmarks.paper measure --missing --at-once 12 --seconds $(SECONDS)
 
 paper: $(VENV)/.installed ## every experiment of the paper on this machine's device, with tables and pictures
 	$(BIN)/python -m benchmarks.paper measure

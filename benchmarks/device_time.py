@@ -1,85 +1,47 @@
-"""Measures steps that are issued one after another, as in a training, and how long kernels run in them. Prints one JSON object.
+"""Measures steps that are issued one after another, as in a training, and reads from a profile what the GPU did in them.
 
-    python -m benchmarks.device_time resnet50 --batch-size 128 --budget 50%
-
-For plain jit and for each planned step: `pipelined_ms`, the time of a step if none is waited for; `waited_ms`, the median
-time of a step if each is waited for; `call_ms`, the median time until a call returns; and on a GPU `busy_ms`, the time of a
-step in which at least one kernel or copy runs, and `kernels`, how many these are, from jax's profiler. Where `pipelined_ms`
-is far above `busy_ms`, the device waits for the host, which issues launches. Budgets are shares of plain jit's compiled peak.
+Where `pipelined_ms` is far above `busy_ms`, the GPU waits for the host, which issues launches. Where `beside_ms` is far below
+`copied_ms`, kernels wait for copies between device memory and host memory.
 """
 
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import click
 import jax
 
-import tensile_jax as tensile
-from tensile_jax.exec.compiling.compiler import peak_of
-from tensile_jax.installed_models import MODELS
+_STEPS, _WAITED = 10, 5
+PROFILED = 3
 
-_STEPS, _WAITED, _PROFILED = 10, 5, 3
+Span = tuple[float, float]
+"""Begin and end, in nanoseconds."""
 
 
-@click.command()
-@click.argument("model")
-@click.option("--batch-size", type=int, required=True)
-@click.option(
-    "--budget", "budgets", multiple=True, help='Such as "50%"; several give several plans. Without any, plain jit only.'
-)
-@click.option("--sizes", default="{}", help="Keyword arguments of the model, as JSON.")
-@click.option("--state-memory", default="device")
-@click.option("--cache", help="A folder for jax's persistent compilation cache.")
-def main(model: str, batch_size: int, budgets: tuple[str, ...], sizes: str, state_memory: str, cache: str | None) -> None:
-    """Measure one model."""
-    if cache:
-        jax.config.update("jax_compilation_cache_dir", cache)
-    built = MODELS[model](batch_size=batch_size, **json.loads(sizes))
-    batch = jax.tree.map(jax.numpy.asarray, next(built.batches()))
-    plain = jax.jit(built.step, donate_argnums=0).lower(built.state_shape, batch).compile()
-    peak = peak_of(plain)
-    found: dict[str, Any] = {
-        "model": model,
-        "batch_size": batch_size,
-        "sizes": json.loads(sizes),
-        "device": str(jax.devices()[0].device_kind),
-        "jax": jax.__version__,
-        "jit_peak_bytes": peak,
-        "jit": measured(plain, built.init(), batch),
-    }
-    for budget in budgets:
-        step = tensile.jit(
-            built.step,
-            budget=round(float(budget.rstrip("%")) / 100 * peak),
-            state_memory=state_memory,  # pyright: ignore[reportArgumentType] # click gives a str
-            donate_argnums=0,
-        )
-        began = time.perf_counter()
-        state, _ = step(built.init(), batch)
-        first_call_s = time.perf_counter() - began
-        row = measured(step, state, batch)
-        plan, report = step.plan(built.state_shape, batch), step.report()
-        found[budget] = row | {
-            "time_ratio": row["pipelined_ms"] / found["jit"]["pipelined_ms"],
-            "first_call_s": first_call_s,
-            "peak_ratio": report.peak_bytes / peak,
-            "swapped_bytes": report.swapped_bytes,
-            "segments": report.segments,
-            "launches": report.launches,
-            "predicted_ms": plan.step_us / 1e3,
-            "arguments": [len(segment.inputs) for segment in plan.segments],
-            "results": [len(segment.outputs) for segment in plan.segments],
-        }
-    print(json.dumps(found))
+class Profile(NamedTuple):
+    """What ran on the streams of a GPU in a step, on average.
+
+    Attributes:
+        busy_ms: the time in which at least one kernel or copy ran; None if there is no GPU.
+        kernels: how many kernels and copies ran. A CUDA graph may count as one.
+        copied_ms: the time in which at least one copy between device memory and host memory ran.
+        beside_ms: the part of `copied_ms` in which a kernel ran, too.
+    """
+
+    busy_ms: float | None
+    kernels: float
+    copied_ms: float
+    beside_ms: float
 
 
 def measured(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:
-    """How long steps take that are issued one after another, and how long kernels run in them; `state` may be donated."""
+    """How long steps take that are issued one after another, and what a profile of them shows; `state` may be donated.
+
+    `pipelined_ms` is the time of a step if none is waited for, `waited_ms` the median time if each is waited for, and `call_ms`
+    the median time until a call returns. The other figures are those of a `Profile`.
+    """
 
     def run(steps: int) -> list[float]:
         nonlocal state
@@ -100,37 +62,61 @@ def measured(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]
     pipelined_ms = timed(_STEPS)
     calls = run(_STEPS)
     waited_ms = statistics.median(timed(1) for _ in range(_WAITED))
-    with tempfile.TemporaryDirectory() as folder:
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # otherwise, every call of a Python function is recorded, and takes longer
-        with jax.profiler.trace(folder, profiler_options=options):
-            run(_PROFILED)
-        busy_ms, kernels = _busy(next(Path(folder).rglob("*.xplane.pb")))
     return {
         "pipelined_ms": pipelined_ms,
         "waited_ms": waited_ms,
         "call_ms": statistics.median(calls),
-        "busy_ms": busy_ms,
-        "kernels": kernels,
+        **profiled(lambda: run(PROFILED))._asdict(),
     }
 
 
-def _busy(trace: Path) -> tuple[float | None, float]:
-    """The time of a step in which something ran on a stream of a GPU, None if nothing did; and of how many kernels and copies."""
-    planes = [plane for plane in jax.profiler.ProfileData.from_file(str(trace)).planes if "GPU" in plane.name]
-    spans = sorted(
-        (event.start_ns, event.start_ns + event.duration_ns)
-        for plane in planes
-        for line in plane.lines
-        if "Stream" in line.name
-        for event in line.events
+def profiled(run: Callable[[], object]) -> Profile:
+    """What the GPU does while `run` issues `PROFILED` steps and waits for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # otherwise, every call of a Python function is recorded, and takes longer
+        with jax.profiler.trace(folder, profiler_options=options):
+            run()
+        file = next(Path(folder).rglob("*.xplane.pb"))
+        return read_profile(jax.profiler.ProfileData.from_file(str(file)))
+
+
+def read_profile(data: Any) -> Profile:
+    """What ran on the streams of the GPUs in the profile of `PROFILED` steps."""
+    copies: list[Span] = []
+    kernels: list[Span] = []
+    for event in _on_streams(data):
+        span = (event.start_ns, event.start_ns + event.duration_ns)
+        (copies if _is_between_memories(event) else kernels).append(span)
+    busy, copied, computed = covered([*copies, *kernels]), covered(copies), covered(kernels)
+    return Profile(
+        busy / 1e6 / PROFILED if copies or kernels else None,
+        (len(copies) + len(kernels)) / PROFILED,
+        copied / 1e6 / PROFILED,
+        (copied + computed - busy) / 1e6 / PROFILED,
     )
-    busy = until = 0.0
-    for begin, end in spans:
-        busy += max(0.0, end - max(begin, until))
+
+
+def covered(spans: Sequence[Span]) -> float:
+    """How long at least one of the spans lasts."""
+    found = until = 0.0
+    for begin, end in sorted(spans):
+        found += max(0.0, end - max(begin, until))
         until = max(until, end)
-    return (busy / 1e6 / _PROFILED if spans else None), len(spans) / _PROFILED
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def _on_streams(data: Any) -> Iterator[Any]:
+    for plane in data.planes:
+        if "GPU" in plane.name:
+            for line in plane.lines:
+                if "Stream" in line.name:
+                    yield from line.events
+
+
+def _is_between_memories(event: Any) -> bool:
+    """CUPTI names the direction of a copy, and the kinds of memory that it is between: `kind_src:pinned kind_dst:device ...`."""
+    if not event.name.startswith("Memcpy"):
+        return False
+    details = " ".join(str(value) for name, value in event.stats if name == "memcpy_details")
+    return event.name in ("MemcpyH2D", "MemcpyD2H") or "pinned" in details or "host" in details

@@ -64,16 +64,13 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
 
 
 @click.command()
-@click.option("--gpu", is_flag=True, help="Fail unless there is one.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the JSON.")
-def main(gpu: bool, output: Path | None) -> None:
+def main(output: Path | None) -> None:
     console = Console(stderr=True, width=140)
     cases: list[dict[str, Any]] = []
     for arguments in _CASES:
         console.print("running", *arguments)
         cases.append(run_case(arguments))
-        if gpu and "cpu" in str(cases[-1].get("device", "")).lower():
-            raise click.ClickException("--gpu: jax sees no GPU here. Install the extra cuda12 or cuda13.")
     document = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",

@@ -36,18 +36,24 @@ _CASES: tuple[tuple[str, ...], ...] = (
     ),
 )
 
-# On a GPU, the cases above join segments into programs; these do not.
-_SEGMENTS = tuple(
-    (*case, "--launch", "segments")
-    for case in _CASES
-    if "--policy" not in case and case[case.index("--budget") + 1] not in ("none", "80%", "75%")
-)
+TIME_IS_UP = "The time was up."
 
 
-def run_case(arguments: tuple[str, ...], *options: str) -> dict[str, Any]:
-    """The JSON that the case prints; an `error` if it fails. `options` are of this machine and not part of the case."""
-    command = [sys.executable, "-m", "benchmarks.case", *arguments, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run_case(
+    arguments: tuple[str, ...], *options: str, program: str = "benchmarks.case", seconds: float | None = None
+) -> dict[str, Any]:
+    """The JSON that the program prints last; an `error` if it fails. `options` are of this machine and not part of the case.
+
+    If the program takes longer than so many seconds, it is killed. What it has printed by then is `cut_off`; without any, that is
+    the error `TIME_IS_UP`.
+    """
+    command = [sys.executable, "-m", program, *arguments, *options]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired as late:
+        whole = (late.stdout or b"").decode().rpartition("\n")[0].splitlines()
+        found = {**json.loads(whole[-1]), "cut_off": True} if whole else {"error": TIME_IS_UP}
+        return {"case": list(arguments), **found}
     if done.returncode:
         return {"case": list(arguments), "error": done.stderr[-2000:]}
     return {"case": list(arguments), **json.loads(done.stdout.splitlines()[-1])}
@@ -87,19 +93,16 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
 
 
 @click.command()
-@click.option("--gpu", is_flag=True, help="Fail unless there is one.")
 @click.option("--only", help="Cases of this model only.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the JSON.")
-def main(gpu: bool, only: str | None, output: Path | None) -> None:
+def main(only: str | None, output: Path | None) -> None:
     console = Console(stderr=True, width=120)
     cases: list[dict[str, Any]] = []
-    for arguments in (*_CASES, *_SEGMENTS) if gpu else _CASES:
+    for arguments in _CASES:
         if only and arguments[0] != only:
             continue
         console.print("running", *arguments)
         cases.append(run_case(arguments))
-        if gpu and "cpu" in str(cases[-1].get("device", "")).lower():
-            raise click.ClickException("--gpu: jax sees no GPU here. Install the extra cuda12 or cuda13.")
     with tempfile.TemporaryDirectory() as cache:
         for label in ("cold", "warm"):
             warm = run_case(("resnet50", "--batch-size", "8", "--budget", "50%", "--steps", "1"), "--cache", cache)

@@ -9,6 +9,7 @@ TENSILE's did, as in the paper, or as much as they can. All of `auto`'s jobs sha
 The jobs of a method are planned once. Between the repetitions they are paused, and plain jit is measured.
 """
 
+import fcntl
 import json
 import random
 import statistics
@@ -33,6 +34,7 @@ AT_THEIR_LEAST: tuple[PolicyName, ...] = ("tensile", "vdnn", "checkpoint")
 @click.option("--apart", type=float, help="Seconds between the beginnings of two jobs, in random order.")
 @click.option("--budget-share", type=float)
 @click.option("--cache", help="A folder for jax's persistent compilation cache.")
+@click.option("--lock", help="A file that is locked until the end: nothing else is timed or compiled.")
 @click.option("--least", default="{}", help="By policy the least budget of each job alone, as far as it is known; as JSON.")
 def main(
     jobs: tuple[str, ...],
@@ -41,12 +43,16 @@ def main(
     apart: float | None,
     budget_share: float | None,
     cache: str | None,
+    lock: str | None,
     least: str,
 ) -> None:
     """Measure every method."""
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    locked = open(lock, "a") if lock else None  # noqa: SIM115 # until the process ends
+    if locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
     known: dict[str, Alone] = {}
     for job in jobs:
         if job not in known:

@@ -71,7 +71,7 @@ def time_of_a_step() -> Section:
         title="Time of a step under half of the memory",
         on=_ON,
         when=found["made"],
-        command="python -m benchmarks.device_time MODEL --batch-size N --budget 50%",
+        command="make gpu-times",
         file="nvidia-h200/second-run.json",
         headline=f"large steps: {min(large):.2f} to {max(large):.2f} of plain jit's time; batch 16: {ratios['resnet50', 16]:.2f}",
         reading="Steps are not waited for, as in a training. *GPU busy* is the time in which a kernel or a copy runs. "
