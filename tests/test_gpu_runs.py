@@ -251,6 +251,7 @@ def profile_of(*events: tuple[str, int, int, str]) -> Any:
     return data.from_serialized_xspace(data.text_proto_to_serialized_xspace(text))
 
 
+@pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")  # of JAX's own extension, once
 def test_a_profile_shows_which_part_of_the_copies_runs_beside_kernels() -> None:
     #   fusion       0 ------ 6
     #   to device          4 ------ 10       a kernel beside 4 to 6 and 9 to 10
