@@ -37,7 +37,8 @@ from tensile_jax.checking.ways import (
     values_of,
 )
 from tensile_jax.errors import OutOfMemory
-from tensile_jax.exec.call.options import JitOptions, PlanOptions, read_options
+from tensile_jax.exec.call.options import JitOptions, PlanOptions
+from tensile_jax.exec.call.planned_calls import PlannedCalls
 from tensile_jax.exec.call.signature import SignatureReader
 from tensile_jax.exec.compiling.step import LaunchName, Step, package_version
 from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
@@ -142,11 +143,11 @@ def check(
     nnx_step = nnx_step_of(function, args, named, jit_options)
     step = function if nnx_step is None else nnx_step.function
     asked = _asked(step, {name: value for name, value in given.items() if value is not None}, jit_options)
-    read_options(asked.plan_options)
+    calls = asked.calls()  # refuses wrong options
     refuse_unrunnable(function, args, named)
 
     def report_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
-        return _report_on(_case_of(asked, args, kwargs, steps=int(steps), timed_calls=int(timed_calls)))
+        return _report_on(_case_of(asked, calls, args, kwargs, steps=int(steps), timed_calls=int(timed_calls)))
 
     return ask(nnx_step, report_on, args, named)
 
@@ -210,10 +211,11 @@ def _asked(function: Callable[..., Any], given: Mapping[str, Any], jit_options: 
     return Asked(jitted, cast(PlanOptions, for_plan), cast(JitOptions, for_jit))
 
 
-def _case_of(asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any], *, steps: int, timed_calls: int) -> _Case:
+def _case_of(
+    asked: Asked, calls: PlannedCalls, args: tuple[Any, ...], kwargs: dict[str, Any], *, steps: int, timed_calls: int
+) -> _Case:
     """Trace the step, plan it and compile it. Nothing runs."""
     jitted = asked.jitted
-    calls = asked.calls()  # refuses wrong options
     began = time.perf_counter()
     jitted.trace(*args, **kwargs)  # JAX keeps the trace, and the plan uses it again
     jax_trace_s = time.perf_counter() - began
