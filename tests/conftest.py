@@ -58,15 +58,27 @@ def plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def fast_link(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The file of a device that computes slowly and copies in no time, so that a planner would rather swap than recompute."""
-    profile = dataclasses.replace(
-        load_profile("cpu"),
-        name="fast_link",
+    return _cpu_but(
+        tmp_path_factory,
+        "fast_link",
         flops_per_us=1e3,
         bytes_per_us=1e2,
         device_to_host_bytes_per_us=1e7,
         host_to_device_bytes_per_us=1e7,
+        launch_us=30.0,
     )
-    path = tmp_path_factory.mktemp("profiles") / "fast_link.toml"
+
+
+@pytest.fixture(scope="session")
+def cheap_launches(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a device whose launches cost next to nothing, so that plans of short steps have several segments."""
+    return _cpu_but(tmp_path_factory, "cheap_launches", launch_us=10.0)
+
+
+def _cpu_but(factory: pytest.TempPathFactory, name: str, **changes: float) -> str:
+    """The file of a profile that differs from `cpu` by these values."""
+    path = factory.mktemp("profiles") / f"{name}.toml"
+    profile = dataclasses.replace(load_profile("cpu"), name=name, **changes)
     values = {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return str(path)

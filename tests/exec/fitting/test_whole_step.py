@@ -102,8 +102,8 @@ def peaks(function: tensile.PlannedFunction, *arguments: Any) -> tuple[int, int]
     return step.planner.whole_peak_bytes(CompiledSizes()), peak_of(step.traced.traced.lower().compile())
 
 
-def planned(case: Case, budget: Any) -> tensile.PlannedFunction:
-    return tensile.jit(case[0], budget=budget, donate_argnums=0)
+def planned(case: Case, budget: Any, **options: Any) -> tensile.PlannedFunction:
+    return tensile.jit(case[0], budget=budget, donate_argnums=0, **options)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -184,13 +184,13 @@ def test_once_plain_jits_step_is_known_to_fit_no_earlier_plan_is_taken(monkeypat
     assert other.plan(*case[1:]).whole
 
 
-def test_compiled_segments_may_show_that_plain_jits_step_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_segments_may_show_that_plain_jits_step_fits(monkeypatch: pytest.MonkeyPatch, cheap_launches: str) -> None:
     case = curved(512)
     predicted, compiled = peaks(planned(case, "1TiB"), *case[1:])
     if predicted < 1.4 * compiled:
         pytest.skip("the XLA of this jax needs about as much as predicted, so plain jit is compiled first")
     seen = counted(monkeypatch)
-    function = planned(case, int(1.05 * compiled))
+    function = planned(case, int(1.05 * compiled), device_profile=cheap_launches)
     check_same(case, function)
     assert function.plan(*case[1:]).whole and seen[0] == "segments" and seen[-1] == "whole"
 
