@@ -12,7 +12,7 @@ import tensile_jax as tensile
 from tensile_jax.exec.compiling.compiler import peak_of
 from tensile_jax.exec.transfer import Transfer, places_on_host
 from tensile_jax.installed_models import MODELS
-from tensile_jax.plan import update
+from tensile_jax.plan import drift
 from tests.builders import fresh, numbers, running
 from tests.trace.rewrites.test_outer_products import dense_network, dense_step
 
@@ -140,7 +140,7 @@ def test_gradients_of_dense_layers_need_no_memory() -> None:
 
 
 def test_plans_are_renewed_and_train_as_plain_jit_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update, "WORTH", 0.0)  # a new plan is due as soon as latencies have drifted
+    monkeypatch.setattr(drift, "WORTH", 0.0)  # a new plan is due as soon as latencies have drifted
     model = MODELS["gpt"](**_SIZES["gpt"])
     function = tensile.jit(
         model.step, budget="60%", donate_argnums=0, launch="segments", renew_above=0.02, compiler_options=_QUICK

@@ -2,7 +2,7 @@
 
 The latencies of a real device differ from the predicted ones. Experiment 1 therefore draws a *true* latency of every operator
 around its prediction (`_SPREAD`); a plan of the cold start is made from the predictions, and its time is that of its segments
-under the true latencies. The update is made by the product's own code (`tensile_jax.plan.update`) from what would be measured of
+under the true latencies. The update is made by the product's own code (`tensile_jax.plan.drift`) from what would be measured of
 these segments, and its time is again a true one.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.paper.steps import NOTHING, Figures, ModelStep, figures_of, model_step
 from tensile_jax.plan import PolicyName
 from tensile_jax.plan.analysis.corrections import Corrections
+from tensile_jax.plan.drift import Copied, Tracked, choose_again, corrections_from
 from tensile_jax.plan.planner import Goal, Planned, Planner
 from tensile_jax.plan.policies.capuchin.passive_mode import passive_iteration
-from tensile_jax.plan.update import Copied, Tracked, choose_again, corrections_from
 
 EOR_LOW, EOR_HIGH = 1.10, 1.60
 """The least peak is looked for at which `auto` takes at most so many times plain jit's time."""

@@ -52,7 +52,7 @@ from tensile_jax.memory_report.calls import (
     refuse_without_effect,
 )
 from tensile_jax.plan import PolicyName
-from tensile_jax.plan.update import WATCHED_FIRST
+from tensile_jax.plan.drift import WATCHED_FIRST
 from tensile_jax.plan_format import Plan, StateLayoutName
 from tensile_jax.progress.display import told_by
 from tensile_jax.progress.phases import Progress

@@ -6,7 +6,7 @@ device or imports JAX.
 
 planner.py      plans one step: the `Planner`
 comparison.py   compares the plans of all policies (ways to plan) for one step
-update.py       follows the latencies of a running plan, and chooses a new plan from them
+drift.py        follows the latencies of a running plan, and chooses a new plan from them
 policies/       the policies: `auto`, the algorithms of the paper TENSILE, and the baselines
 search/         how `auto` searches for a plan
 analysis/       computes facts about a step: latencies, copy times, lifetimes of tensors, fusion

@@ -15,10 +15,10 @@ from typing import NewType
 
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.drift import Tracked
 from tensile_jax.plan.multi_job.admission import JobLimits
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan.update import Tracked
 from tensile_jax.plan_format import Plan
 
 PlanId = NewType("PlanId", int)

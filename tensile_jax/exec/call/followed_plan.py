@@ -1,6 +1,6 @@
 """Replaces the plan of a running step when measured times have drifted from the plan's predictions (TENSILE section IV-E).
 
-`plan/update.py` decides which iterations are measured, and when a new plan is due. This module then makes the new plan in a
+`plan/drift.py` decides which iterations are measured, and when a new plan is due. This module then makes the new plan in a
 thread. The thread leaves most of the work to another process (`exec/fitting/renewal.py`). The first call after the new plan is
 complete runs under that new plan.
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting.renewal import renew
 from tensile_jax.exec.running.executor import Observation
-from tensile_jax.plan.update import Copied, Follower, Tracked
+from tensile_jax.plan.drift import Copied, Follower, Tracked
 from tensile_jax.plan_format import Plan
 
 _START_S = 0.5  # what it takes to start the planning process (0.4 s on the CPU of `benchmarks/results/renewal.json`)

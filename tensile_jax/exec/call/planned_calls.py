@@ -54,7 +54,7 @@ from tensile_jax.exec.running.executor import Observation
 from tensile_jax.exec.running.runner import Runner
 from tensile_jax.exec.transfer import HOST, Device, Transfer, divided_as, in_device_memory, on_host, to_device
 from tensile_jax.plan import known_policy
-from tensile_jax.plan.update import WATCHED_FIRST, is_watched
+from tensile_jax.plan.drift import WATCHED_FIRST, is_watched
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.display import DISPLAY, ShownCall, told_by
 from tensile_jax.progress.phases import TRACING, Progress

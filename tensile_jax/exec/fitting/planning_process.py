@@ -1,7 +1,7 @@
 """Plans in a separate process, at the lowest priority, while a step goes on training in this process.
 
 Planning is pure Python and takes seconds. A thread that plans would hold Python's global interpreter lock, and training would
-wait. So the arguments of `choose_again` (`plan/update.py`) are sent to the planning process, which sends back the new choice:
+wait. So the arguments of `choose_again` (`plan/drift.py`) are sent to the planning process, which sends back the new choice:
 
     this process --pickled arguments of `choose_again`--> planning process --pickled `Renewal`, or a text about the failure-->
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensile_jax.errors import TensileError
-from tensile_jax.plan.update import Renewal, choose_again
+from tensile_jax.plan.drift import Renewal, choose_again
 
 _COMMAND = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from tensile_jax.exec.fitting.planning_process import main; main()"

@@ -2,7 +2,7 @@
 
     measured latencies -> corrected predictions -> a choice of segments and copies -> its segments compiled -> the next plan
 
-The choice is made in a process of its own (`planning_process.py`), so that training goes on meanwhile. `plan/update.py` decides
+The choice is made in a process of its own (`planning_process.py`), so that training goes on meanwhile. `plan/drift.py` decides
 when a new plan is due, and what is chosen. Segments that the present plan also has are not compiled again. The new plan has the
 same budget. If compiling shows that it exceeds the budget, the step is planned again with a larger margin. If several attempts
 fail, the present segments and copies stay.
@@ -14,7 +14,7 @@ from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting.find_plan import begin, budget_of, learn
 from tensile_jax.exec.fitting.planning_process import choose_in_process
 from tensile_jax.plan import Goal
-from tensile_jax.plan.update import Tracked, corrections_from
+from tensile_jax.plan.drift import Tracked, corrections_from
 
 _MOST_ATTEMPTS = 3
 _MARGIN = 0.02

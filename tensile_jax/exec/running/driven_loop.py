@@ -30,7 +30,7 @@ from tensile_jax.exec.running.executor import Observation
 from tensile_jax.exec.running.runner import Runner
 from tensile_jax.exec.transfer import Transfer, on_host
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan.update import WATCHED_FIRST
+from tensile_jax.plan.drift import WATCHED_FIRST
 from tensile_jax.plan_format import Segment
 from tensile_jax.trace import Immediate, shape_struct
 from tensile_jax.trace.plannable_loops import PlannableLoop

@@ -1,6 +1,6 @@
 """Holds what the dispatcher, which begins and ends iterations, knows of one job: its plan, its iterations, and measurements.
 
-Each job has one `Follower` (`plan/update.py`). The follower says which iterations are *watched*, which means that they are
+Each job has one `Follower` (`plan/drift.py`). The follower says which iterations are *watched*, which means that they are
 measured. It learns from the latencies of their segments (the executables of a plan), and says when a new plan is due.
 
 All of this changes only while the dispatcher's lock is held. There are two exceptions: the thread that carries out launches calls
@@ -13,8 +13,8 @@ from typing import Any
 
 from tensile_jax.exec.actor.actor import Actor
 from tensile_jax.exec.runtime.job_measurements import JobMeasurements
+from tensile_jax.plan.drift import Follower
 from tensile_jax.plan.multi_job.memory_profile import MemoryProfile
-from tensile_jax.plan.update import Follower
 from tensile_jax.plan_format import Plan
 
 

@@ -10,7 +10,7 @@ from tensile_jax.exec.actor.feed_events import FeedEvent
 from tensile_jax.exec.actor.plans import PlanSummary
 from tensile_jax.exec.controller.messages import BatchLoaded, Wished
 from tensile_jax.exec.controller.state import JobRecord, Wish
-from tensile_jax.plan.update import Tracked
+from tensile_jax.plan.drift import Tracked
 from tensile_jax.runtime_records import EventName
 
 # -- events -------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ The paper calls this planner the Memory Scheduler. The planner does five things:
       back) of all jobs of this policy together, and plans the jobs again whose swaps have changed.
     - If the budget is lowered, it plans again for each job whose plan needs more memory.
     - If the user wants that, it plans again for a job whose measured latencies have drifted from the predicted ones
-      (`plan/update.py`).
+      (`plan/drift.py`).
     - Whenever a job starts, pauses, resumes or ends, or the budget changes, it chooses again which parts of all jobs' states are
       in host memory while other jobs run.
 
@@ -44,11 +44,11 @@ from tensile_jax.exec.runtime.share_of_peaks import ShareOfPeaks
 from tensile_jax.exec.runtime.store import Post, Store, StoredJob
 from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.analysis.access import AccessSequence
+from tensile_jax.plan.drift import Follower, Tracked
 from tensile_jax.plan.multi_job.admission import JobLimits, most_swapped_bytes, smallest_budgets
 from tensile_jax.plan.multi_job.joint_swaps import agreed_swaps
 from tensile_jax.plan.multi_job.state_offload import SharingJob, choose_offloaded
 from tensile_jax.plan.policies.tensile.swap_scheduling import SwappedOut
-from tensile_jax.plan.update import Follower, Tracked
 from tensile_jax.plan_format import Plan
 from tensile_jax.progress.phases import IN_LINE, TRACING
 from tensile_jax.units import format_bytes

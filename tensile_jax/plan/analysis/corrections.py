@@ -3,7 +3,7 @@
     corrected time = predicted time * factor
 
 A factor is a measured time divided by the predicted one. Only a whole executable can be measured, so all operators of an
-executable get its factor. `plan/update.py` computes the factors.
+executable get its factor. `plan/drift.py` computes the factors.
 """
 
 from dataclasses import dataclass, replace

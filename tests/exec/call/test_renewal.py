@@ -16,8 +16,8 @@ from tensile_jax.errors import TensileError
 from tensile_jax.exec.call import followed_plan
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting import planning_process, renewal
-from tensile_jax.plan import update
-from tensile_jax.plan.update import WATCHED_FIRST
+from tensile_jax.plan import drift
+from tensile_jax.plan.drift import WATCHED_FIRST
 from tensile_jax.plan_format import Segment
 from tests.builders import (
     batch,
@@ -41,7 +41,7 @@ _LONGEST_S = 90.0
 @pytest.fixture(autouse=True)
 def renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are renewed however short the training is, and not only where planning takes one per cent of it."""
-    monkeypatch.setattr(update, "WORTH", 0.0)
+    monkeypatch.setattr(drift, "WORTH", 0.0)
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def _exits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = "import tensile_jax.plan.update as u; u.Planner.corrected = None; "
+    command = "import tensile_jax.plan.drift as u; u.Planner.corrected = None; "
     command += planning_process._COMMAND  # choose_again then raises in the process
     monkeypatch.setattr(planning_process, "_COMMAND", command.replace("import sys, json; ", "import sys, json; ", 1))
 

@@ -67,7 +67,7 @@ def test_a_job_in_chunks_follows_the_machine_and_stays_under_a_lowered_budget(
     runtime: MakeRuntime, fast_link: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its latencies are measured, so its plan is renewed; under the lower budget it is divided into more chunks."""
-    monkeypatch.setattr("tensile_jax.plan.update.WORTH", 0.0)
+    monkeypatch.setattr("tensile_jax.plan.drift.WORTH", 0.0)
     work = wordy(0)
     gate = Gate(work)
 

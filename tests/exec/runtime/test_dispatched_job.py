@@ -6,7 +6,7 @@ from typing import Any, cast
 from tensile_jax.exec.actor.plan_memory import memory_profile_of
 from tensile_jax.exec.runtime.dispatched_job import DispatchedJob
 from tensile_jax.plan import CompiledSizes, Goal, Planner
-from tensile_jax.plan.update import Follower
+from tensile_jax.plan.drift import Follower
 from tensile_jax.plan_format import Plan
 from tests.builders import PROFILE, training_graph
 

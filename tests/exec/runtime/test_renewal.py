@@ -16,7 +16,7 @@ from tensile_jax.exec.fitting import renewal
 from tensile_jax.exec.running.executor import Iteration
 from tensile_jax.exec.running.instructions import Launch
 from tensile_jax.exec.runtime.submission import Isolation
-from tensile_jax.plan import update
+from tensile_jax.plan import drift
 from tests.builders import batch, low_budget, numbers, optimizer_state, optimizer_step
 
 OPTIMIZER = optax.adam(1e-3)
@@ -28,7 +28,7 @@ _ENDLESS = 10**6
 @pytest.fixture(autouse=True)
 def renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are renewed however short the training is."""
-    monkeypatch.setattr(update, "WORTH", 0.0)
+    monkeypatch.setattr(drift, "WORTH", 0.0)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tensile_jax.exec.running.instructions import Instruction, Launch
 from tensile_jax.exec.runtime import runtime as runtimes
 from tensile_jax.exec.runtime.dispatcher import Dispatcher
 from tensile_jax.exec.runtime.job import Job
+from tensile_jax.plan.drift import WATCHED_FIRST, is_watched
 from tensile_jax.plan.multi_job.memory_profile import LAUNCH, WAIT
-from tensile_jax.plan.update import WATCHED_FIRST, is_watched
 from tests.exec.conftest import MakeRuntime
 from tests.exec.small_jobs import PATIENCE_S, assert_lonely, heavy, until, wide
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensile_jax.plan import CompiledSizes, Goal, Planned, Planner
-from tensile_jax.plan.update import Copied, Pace, Tracked, choose_again, corrections_from
+from tensile_jax.plan.drift import Copied, Pace, Tracked, choose_again, corrections_from
 from tensile_jax.plan_format import Plan, unranged
 from tests.builders import PROFILE, training_graph
 
