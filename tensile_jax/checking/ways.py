@@ -24,6 +24,7 @@ import numpy as np
 
 from tensile_jax.exec.call.planned_calls import PlannedCalls, PlannedStep
 from tensile_jax.exec.call.signature import SignatureReader
+from tensile_jax.exec.checkpoint.leaves import host_copy
 from tensile_jax.exec.compiling.step import Step
 from tensile_jax.exec.transfer import Device, nbytes_on_a_device, on_host
 
@@ -183,13 +184,6 @@ def timed_in_turn(runs: Sequence[Run], arguments: Arguments, calls: int, tell: C
 def values_of(results: Sequence[Any], places: Sequence[int]) -> dict[int, np.ndarray]:
     """Copies in host memory of the results at these positions; of a key, the numbers that it consists of."""
     return {place: host_copy(results[place]) for place in places}
-
-
-def host_copy(leaf: Any) -> np.ndarray:
-    """A copy of the numbers of an array, which may be donated afterwards."""
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return np.array(jax.random.key_data(leaf))
-    return np.array(leaf)
 
 
 def is_comparable(info: Any) -> bool:

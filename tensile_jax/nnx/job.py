@@ -16,13 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.tree_util import GetAttrKey, SequenceKey, keystr, tree_flatten_with_path, tree_unflatten
 
 from tensile_jax.errors import TraceError
 from tensile_jax.exec.actor.pure_job import PureJob
-from tensile_jax.exec.checkpoint.leaves import as_weakly_typed, on_cpu
+from tensile_jax.exec.checkpoint.leaves import as_weakly_typed, host_copy, is_key, on_cpu
 from tensile_jax.nnx_steps.paths import path_in_objects
 from tensile_jax.trace.step import Boundary, KeyPath, name_of, parameter_names
 
@@ -109,10 +108,9 @@ def _in_cpu_memory(leaf: Any) -> Any:
     """A copy in the memory of the CPU, not committed to that device, so that it can be used with arrays on another one."""
     if not isinstance(leaf, jax.Array):
         return leaf
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    numbers = np.array(jax.random.key_data(leaf) if is_key else leaf)
+    numbers = host_copy(leaf)
     if jax.typeof(leaf).weak_type:
         return as_weakly_typed(numbers)
     with on_cpu():
         copy = jnp.array(numbers)
-        return jax.random.wrap_key_data(copy, impl=jax.random.key_impl(leaf)) if is_key else copy
+        return jax.random.wrap_key_data(copy, impl=jax.random.key_impl(leaf)) if is_key(leaf) else copy

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from tensile_jax.checking.ways import Allocated, Arguments, allocator_peak, copy_of, host_copy, nudged
+from tensile_jax.checking.ways import Allocated, Arguments, allocator_peak, copy_of, nudged
 from tensile_jax.exec.call.signature import SignatureReader
+from tensile_jax.exec.checkpoint.leaves import host_copy
 
 DEVICE = jax.devices()[0]
 ON_HOST = SingleDeviceSharding(DEVICE, memory_kind="pinned_host")

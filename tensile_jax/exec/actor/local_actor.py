@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
@@ -23,6 +22,7 @@ from tensile_jax.exec.actor.profiled_plan import ProfiledPlan, make_plan
 from tensile_jax.exec.actor.pure_job import PutBack
 from tensile_jax.exec.call.devices import on_mesh
 from tensile_jax.exec.checkpoint.checkpoints import Checkpoints
+from tensile_jax.exec.checkpoint.leaves import host_copy
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options, Step, step_of
 from tensile_jax.exec.fitting.find_plan import jit_peak_bytes
@@ -353,7 +353,7 @@ class LocalActor:
 
     def take_metrics(self) -> Wait:
         metrics, self._metrics = self._metrics, None
-        return lambda: jax.tree.map(_as_numpy, metrics)
+        return lambda: jax.tree.map(host_copy, metrics)  # on a CPU, a view would keep the device's memory in use
 
     def park(self) -> Wait:
         leaves: list[Any] = self._leaves
@@ -471,12 +471,6 @@ def _is_over(iteration: Iteration, instruction: Instruction) -> bool:
         return False
     held = iteration.host if isinstance(instruction, FinishSwapOut) else iteration.env
     return all(held[slot].is_ready() for slot in instruction.slots)
-
-
-def _as_numpy(leaf: Any) -> np.ndarray:
-    """A NumPy copy; of a random key, its words. On a CPU `asarray` would be a view, which keeps the device's memory in use."""
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.array(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def _wait_for(result: Any) -> None:

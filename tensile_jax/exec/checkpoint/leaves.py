@@ -111,6 +111,11 @@ def _say(leaf: Leaf) -> str:
     return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
 
 
+def host_copy(leaf: Any) -> np.ndarray:
+    """A copy of the numbers of an array, or of the words of keys. It stays when the array is donated."""
+    return np.array(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
+
+
 def to_host(leaf: Any) -> np.ndarray:
     """The numbers of an array, or the words of keys, as a NumPy array. On a CPU it may share the memory of `leaf`."""
     host = np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
