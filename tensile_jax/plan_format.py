@@ -17,12 +17,12 @@ Sizes are in bytes, and times in microseconds since the iteration began.
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -37,6 +37,9 @@ SCHEMA_VERSION = 1
 _WIDTH = 110  # characters of a line for a person
 _MOST = 2**62  # bytes, microseconds or operators; a number as large as this is an error
 
+Memory = Literal["host"]
+"""A memory where a tensor waits while it is not on the device. `exec/transfer.py` says which memory of JAX that is."""
+MEMORIES: tuple[Memory, ...] = get_args(Memory)
 EventKind = Literal["swap_out", "swap_in", "recompute", "release"]
 Barriers = Literal["live", "inputs", "lag", "chain"]
 StateLayoutName = Literal["row_major", "auto"]
@@ -94,9 +97,11 @@ class Segment:
     allocator_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happens to a tensor: it is issued after segment `trigger`, and ends before segment `until` is launched."""
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that happens to a tensor: it is issued after segment `trigger`, and ends before segment `until` is launched.
+
+    A swap copies the tensor to `memory`, or from there.
+    """
 
     kind: EventKind
     tensor: TensorId
@@ -108,6 +113,7 @@ class Event:
     begin_us: float
     end_us: float
     reason: str
+    memory: Memory = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +284,26 @@ class Plan(ShownAsText):
         return describe(self)
 
 
+def peaks_of(plan: Plan) -> Mapping[Memory, int | None]:
+    """The most that waits in each memory at once, in bytes; None if the plan does not say."""
+    return {"host": plan.host_peak_bytes}
+
+
+def budgets_of(plan: Plan) -> Mapping[Memory, int | None]:
+    """The budget of each memory in which tensors wait, in bytes; None for no limit."""
+    return {"host": plan.host_budget_bytes}
+
+
+def with_peaks(plan: Plan, peaks: Mapping[Memory, int]) -> Plan:
+    """The plan with these for `peaks_of`."""
+    return replace(plan, host_peak_bytes=peaks["host"])
+
+
+def with_budgets(plan: Plan, budgets: Mapping[Memory, int | None]) -> Plan:
+    """The plan with these for `budgets_of`."""
+    return replace(plan, host_budget_bytes=budgets["host"])
+
+
 def contradictions(plan: Plan) -> Iterator[str]:
     """What contradicts itself in a plan, whatever its step; each result is a clause of a sentence.
 
@@ -310,8 +336,10 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield f"its allocator_bytes are {plan.allocator_bytes}, and its segments' {unasked_bytes(plan.segments)}"
     if plan.budget_bytes is not None and plan.peak_bytes > plan.budget_bytes:
         yield f"its peak of {plan.peak_bytes} bytes is above its budget of {plan.budget_bytes}"
-    if plan.host_budget_bytes is not None and (plan.host_peak_bytes or 0) > plan.host_budget_bytes:
-        yield f"its peak of {plan.host_peak_bytes} bytes in host memory is above its host budget of {plan.host_budget_bytes}"
+    for memory, budget in budgets_of(plan).items():
+        peak = peaks_of(plan)[memory] or 0
+        if budget is not None and peak > budget:
+            yield f"its peak of {peak} bytes in {memory} memory is above its {memory} budget of {budget}"
     if plan.max_slowdown is not None and plan.max_slowdown < 1:
         yield f"its max_slowdown is {plan.max_slowdown}, which is below 1"
     if plan.whole and (len(plan.segments) != 1 or plan.events):
@@ -327,12 +355,12 @@ def unasked_bytes(segments: Sequence[Segment]) -> int:
 
 
 def _impossible_numbers(record: Any, what: str) -> Iterator[str]:
-    for field in fields(record):
-        value = getattr(record, field.name)
+    for name in type(record).__match_args__:
+        value = getattr(record, name)
         if isinstance(value, float) and not math.isfinite(value):
-            yield f"{field.name} of {what} is {value}"
-        if field.name.endswith(("_bytes", "_us", "nbytes")) and isinstance(value, int | float) and not 0 <= value < _MOST:
-            yield f"{field.name} of {what} is {value}"
+            yield f"{name} of {what} is {value}"
+        if name.endswith(("_bytes", "_us", "nbytes")) and isinstance(value, int | float) and not 0 <= value < _MOST:
+            yield f"{name} of {what} is {value}"
 
 
 def _contradictory_tensors(plan: Plan) -> Iterator[str]:
@@ -455,7 +483,7 @@ def describe(plan: Plan) -> str:
             f"  segments   {len(plan.segments)}" + _launches(plan),
             *_layouts(plan),
             f"  swaps      {counts['swap_out']} out ({format_bytes(plan.swapped_out_bytes)}), "
-            f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})" + _in_host_memory(plan),
+            f"{counts['swap_in']} in ({format_bytes(plan.swapped_in_bytes)})" + "".join(_waiting(plan)),
             f"  recomputes {counts['recompute']} tensors ({format_bytes(recomputed)})",
         ]
     for loop in plan.loops:
@@ -491,11 +519,11 @@ def _of_the_allocator(plan: Plan) -> str:
     return f", {format_bytes(plan.allocator_bytes)} of it unasked for by the allocator"
 
 
-def _in_host_memory(plan: Plan) -> str:
-    if not plan.host_peak_bytes:
-        return ""
-    limit = "" if plan.host_budget_bytes is None else f" of {format_bytes(plan.host_budget_bytes)}"
-    return f", {format_bytes(plan.host_peak_bytes)}{limit} in host memory at once"
+def _waiting(plan: Plan) -> Iterator[str]:
+    for memory, peak in peaks_of(plan).items():
+        budget = budgets_of(plan)[memory]
+        if peak:
+            yield f", {format_bytes(peak)}{'' if budget is None else f' of {format_bytes(budget)}'} in {memory} memory at once"
 
 
 def _launches(plan: Plan) -> str:

@@ -1,10 +1,10 @@
-"""Copies arrays between device memory and pinned host memory (TENSILE section III-D, "Swap Executor").
+"""Copies arrays between device memory and the memories where they wait (TENSILE section III-D, "Swap Executor").
 
 `jax.device_put` to a sharding with another memory kind is an asynchronous copy. The copy starts when the programs launched before
 it are done. It overlaps the programs launched after it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
+from tensile_jax.plan_format import Memory
 from tensile_jax.trace import is_packed, shard_of, size_of
 from tensile_jax.trace.avals import is_extended
 
@@ -19,6 +20,9 @@ Device = Any
 """A `jax.Device`, which is a variable and not a type to a type checker."""
 
 DEVICE, HOST = "device", "pinned_host"
+_KINDS: Mapping[Memory, str] = {"host": HOST}
+"""JAX's name of each memory where tensors wait."""
+_OFF_DEVICE = frozenset(_KINDS.values())
 
 
 class Transfer:
@@ -36,11 +40,11 @@ class Transfer:
         self.device = device
         self._committed = committed
         self._to_device = SingleDeviceSharding(device, memory_kind=DEVICE)
-        self._to_host = SingleDeviceSharding(device, memory_kind=HOST)
+        self._to = {memory: SingleDeviceSharding(device, memory_kind=kind) for memory, kind in _KINDS.items()}
 
-    def out(self, arrays: Any) -> Any:
-        """Start to copy an array, or a list of arrays, to pinned host memory. Returns the copies at once."""
-        return jax.device_put(arrays, jax.tree.map(self._host_of, arrays))
+    def out(self, arrays: Any, memory: Memory = "host") -> Any:
+        """Start to copy an array, or a list of arrays, to this memory. Returns the copies at once."""
+        return jax.device_put(arrays, jax.tree.map(lambda array: self._place_of(array, memory), arrays))
 
     def into(self, arrays: Any) -> Any:
         """Start to copy an array, or a list of arrays, to device memory. Returns the copies at once."""
@@ -64,10 +68,10 @@ class Transfer:
 
     def copy_out(self, array: Any) -> Any:
         """A copy in pinned host memory that shares no memory with `array`."""
-        return jax.device_put(array, self._host_of(array), may_alias=False)
+        return jax.device_put(array, self._place_of(array, "host"), may_alias=False)
 
-    def _host_of(self, array: Any) -> Any:
-        return array.sharding.with_memory_kind(HOST) if is_divided(array) else self._to_host
+    def _place_of(self, array: Any, memory: Memory) -> Any:
+        return array.sharding.with_memory_kind(_KINDS[memory]) if is_divided(array) else self._to[memory]
 
     def _device_of(self, array: Any) -> Any:
         return array.sharding.with_memory_kind(DEVICE) if is_divided(array) else self._to_device
@@ -124,14 +128,14 @@ def device_bytes(values: Iterable[Any]) -> int:
 
 
 def in_device_memory(sharding: Any) -> Any:
-    """The same sharding in device memory if `sharding` is in pinned host memory; otherwise `sharding` itself."""
-    return sharding.with_memory_kind(DEVICE) if sharding.memory_kind == HOST else sharding
+    """The same sharding in device memory if `sharding` is where tensors wait; otherwise `sharding` itself."""
+    return sharding.with_memory_kind(DEVICE) if sharding.memory_kind in _OFF_DEVICE else sharding
 
 
 def on_host(array: Any) -> bool:
-    """Whether `array` is a `jax.Array` in pinned host memory."""
+    """Whether `array` is a `jax.Array` in pinned host memory, or in another memory where tensors wait."""
     sharding = getattr(array, "sharding", None)  # the quick test first: this is called for every argument
-    return sharding is not None and sharding.memory_kind == HOST and isinstance(array, jax.Array)
+    return sharding is not None and sharding.memory_kind in _OFF_DEVICE and isinstance(array, jax.Array)
 
 
 def own_layout(array: Any) -> tuple[int, ...] | None:

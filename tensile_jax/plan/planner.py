@@ -63,7 +63,7 @@ from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.search import fast
 from tensile_jax.plan.search.state_on_host import keep_state_out
 from tensile_jax.plan.search.step_model import StepModel
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Plan, with_budgets
 
 _HALVINGS = 8  # steps of the bisection for the least limit: finer than workspaces are predicted; each step plans once; not tuned
 _NEAR = 1.02  # factor around the previous least limit within which the next is looked for first: a guess, not tuned
@@ -466,7 +466,7 @@ class Planner:
         held.sort(key=lambda t: (-t.nbytes, t.id))
         unlimited = goal.limit == float("inf") or goal.max_slowdown is not None
         return replace(
-            empty_plan(self.graph),
+            with_budgets(empty_plan(self.graph), self.model.budgets),
             tensile_version=self._versions[0],
             jax_version=self._versions[1],
             policy=self.policy_name,
@@ -476,7 +476,6 @@ class Planner:
             budget_bytes=None if unlimited else int(goal.limit),
             max_slowdown=goal.max_slowdown,
             jit_peak_bytes=measured.whole,
-            host_budget_bytes=None if self.model.host_limit == float("inf") else int(self.model.host_limit),
             unplanned_peak_bytes=self.model.unplanned_bytes,
             floor_bytes=self.quick_floor(measured),
             floor_tensors=tuple(t.name for t in held[:_NAMED_TENSORS]),

@@ -41,7 +41,7 @@ from tensile_jax.plan.result.instructions import (
     decode,
     on_host_between_iterations,
 )
-from tensile_jax.plan.result.memory_curve import host_bytes
+from tensile_jax.plan.result.memory_curve import waiting_bytes
 from tensile_jax.plan_format import Plan
 
 _KINDS: dict[type[Instruction], int] = {Launch: LAUNCH, FinishSwapOut: WAIT, FinishSwapIn: WAIT}  # of others, INSTANT
@@ -102,7 +102,7 @@ def _segmented(plan: Plan, graph: Graph) -> _Moves:
     kinds.append(INSTANT)
     needs.append(max(held, idle))
     holds.append(idle)
-    return _Moves(tuple(kinds), tuple(needs), tuple(holds), always, max(host_bytes(code, graph)))
+    return _Moves(tuple(kinds), tuple(needs), tuple(holds), always, max(waiting_bytes(code, graph, "host")))
 
 
 def metrics_bytes(graph: Graph) -> int:

@@ -31,7 +31,7 @@ from tensile_jax.ir import Graph, OperatorId, TensorId
 from tensile_jax.plan import Choice, CompiledSizes, Goal, Planned
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.joined import graph_of_programs, joined, programs_of
-from tensile_jax.plan_format import Plan, PlannedLoop, Segment, unranged
+from tensile_jax.plan_format import MEMORIES, Memory, Plan, PlannedLoop, Segment, peaks_of, unranged, with_peaks
 from tensile_jax.progress.phases import PLAIN_JIT, PLANNING
 
 _MARGIN = 0.01
@@ -520,9 +520,11 @@ class Fitting:
         )
         if not loops:
             return plan
-        peak = (plan.host_peak_bytes or 0) + max(loop.plan.host_peak_bytes or 0 for loop in loops)
+        peaks: dict[Memory, int] = {
+            m: (peaks_of(plan)[m] or 0) + max(peaks_of(loop.plan)[m] or 0 for loop in loops) for m in MEMORIES
+        }
         budget = None if plan.host_budget_bytes is None else 2 * plan.host_budget_bytes
-        return replace(plan, loops=loops, host_peak_bytes=peak, host_budget_bytes=budget)
+        return replace(with_peaks(plan, peaks), loops=loops, host_budget_bytes=budget)
 
     def _plan_of_body(self, operator: OperatorId, body: DrivenBody) -> Plan:
         return self._bodies[operator].plan if operator in self._bodies else body.plan

@@ -23,10 +23,8 @@ import msgspec
 from tensile_jax.atomic_file import write_whole
 from tensile_jax.exec.fitting.knowledge import Entry, Knowledge, Precedent
 from tensile_jax.ir import TensorId
-from tensile_jax.plan import Choice, CompiledSizes
-from tensile_jax.plan.result.layout import Layout, Residency
+from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.search.cost.workspace import Compared
-from tensile_jax.plan_format import Barriers
 
 _FOLDER = "tensile_jax"
 _NOTHING = Knowledge()
@@ -77,16 +75,6 @@ STORE = KnowledgeStore()
 """The store of this process."""
 
 
-class _Choice(NamedTuple):
-    """An entry: the layout's boundaries and residencies, no boundaries if the step runs whole; the form of one program."""
-
-    limit: float
-    peak_bytes: int
-    boundaries: tuple[int, ...]
-    residencies: dict[TensorId, tuple[Residency, ...]]
-    barriers: Barriers | None = None
-
-
 class _Workspace(NamedTuple):
     """A compiled segment: the places it begins and ends at, what it computes again, what it leaves behind, and its sizes."""
 
@@ -100,7 +88,7 @@ class _Workspace(NamedTuple):
 
 
 class _Content(msgspec.Struct, frozen=True):
-    choices: list[_Choice]
+    confirmed: list[Entry]
     workspaces: list[_Workspace]
     floor_bytes: int
     whole_bytes: int | None = None
@@ -132,14 +120,13 @@ def load(file: Path) -> Knowledge | None:
         (w.begin, w.end, frozenset(w.again), frozenset(w.wanted)): Compared(w.nbytes, w.predicted, w.result_bytes)
         for w in content.workspaces
     }
-    confirmed = tuple(Entry(c.limit, c.peak_bytes, Choice(_layout(c), c.barriers)) for c in content.choices)
-    return Knowledge(CompiledSizes(workspaces, content.whole_bytes), confirmed, content.floor_bytes)
+    return Knowledge(CompiledSizes(workspaces, content.whole_bytes), tuple(content.confirmed), content.floor_bytes)
 
 
 def keep(file: Path, known: Knowledge, floor_bytes: int) -> None:
     """Write the file, with the smallest budget that `known` shows. Warns if that is impossible."""
     content = _Content(
-        [_Choice(e.limit, e.peak_bytes, e.choice.boundaries, _residencies(e.choice), e.choice.barriers) for e in known.confirmed],
+        list(known.confirmed),
         [
             _Workspace(begin, end, tuple(sorted(again)), tuple(sorted(wanted)), *found)
             for (begin, end, again, wanted), found in known.measured.workspaces.items()
@@ -158,11 +145,3 @@ def keep(file: Path, known: Knowledge, floor_bytes: int) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _layout(found: _Choice) -> Layout | None:
-    return Layout(found.boundaries, found.residencies) if found.boundaries else None
-
-
-def _residencies(choice: Choice) -> dict[TensorId, tuple[Residency, ...]]:
-    return {} if choice.layout is None else dict(choice.layout.residencies)

@@ -26,9 +26,9 @@ from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.result.build import build_whole_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import decode
-from tensile_jax.plan.result.memory_curve import host_bytes
+from tensile_jax.plan.result.memory_curve import waiting_bytes
 from tensile_jax.plan.result.segment_sizes import with_sizes
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import MEMORIES, Memory, Plan, peaks_of, with_budgets, with_peaks
 from tensile_jax.units import format_bytes
 
 
@@ -58,13 +58,13 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
         executables, plan = _compiled(fitting, plan)
         launched = None
     needed = plan.peak_bytes
-    on_host, host_limit = _host_peak(step, plan), step.origin.planner.model.host_limit
-    above_host = on_host > host_limit
-    if above_host or (budget_bytes is not None and needed > budget_bytes):
+    peaks, budgets = _peaks(step, plan), step.origin.planner.model.budgets
+    above: Memory | None = next((m for m in MEMORIES if (most := budgets[m]) is not None and peaks[m] > most), None)
+    if above is not None or (budget_bytes is not None and needed > budget_bytes):
         found = fit(fitting)
         note = (
-            f"The saved plan needs {on_host} bytes of host memory, above the host budget of {int(host_limit)}"
-            if above_host
+            f"The saved plan needs {peaks[above]} bytes of {above} memory, above the {above} budget of {budgets[above]}"
+            if above is not None
             else f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}"
         ) + ": the step was planned again within the budget."
         noted = replace(found.plan, notes=(*found.plan.notes, note))
@@ -74,10 +74,8 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     if needed != stated:
         notes += (f"Compiled here, the saved plan needs {needed} bytes at its peak; the file says {stated}.",)
     corrected = replace(
-        plan,
+        with_budgets(with_peaks(plan, peaks), budgets),
         workspaces="compiled",
-        host_peak_bytes=on_host,
-        host_budget_bytes=None if host_limit == float("inf") else int(host_limit),
         budget_bytes=budget_bytes,
         budget_basis="" if lower is None else lower.basis,
         jit_peak_bytes=plan.jit_peak_bytes if fitting.measured.whole is None else fitting.measured.whole,
@@ -86,12 +84,13 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     return CompiledPlan(step, None, corrected, launched or corrected, executables, fitting.spent)
 
 
-def _host_peak(step: Step, plan: Plan) -> int:
-    """The bytes of host memory that the saved plan needs, which earlier versions did not say, with those of its loops' bodies."""
-    if plan.host_peak_bytes is not None:
-        return plan.host_peak_bytes
-    inner = max((loop.plan.swapped_out_bytes for loop in plan.loops), default=0)
-    return max(host_bytes(decode(plan, step.graph), step.graph)) + inner
+def _peaks(step: Step, plan: Plan) -> dict[Memory, int]:
+    """What the saved plan needs in each memory where tensors wait, which earlier versions did not say, with its loops' bodies."""
+    inner, code = max((loop.plan.swapped_out_bytes for loop in plan.loops), default=0), decode(plan, step.graph)
+    return {
+        memory: max(waiting_bytes(code, step.graph, memory)) + inner if stated is None else stated
+        for memory, stated in peaks_of(plan).items()
+    }
 
 
 def _compiled(fitting: Fitting, plan: Plan) -> tuple[Sequence[Executable], Plan]:

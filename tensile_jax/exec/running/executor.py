@@ -43,6 +43,7 @@ from tensile_jax.exec.running.instructions import (
     StartSwapOut,
 )
 from tensile_jax.exec.transfer import Transfer, device_bytes, may_move, nbytes_on_a_device, on_host, own_layout
+from tensile_jax.plan_format import Memory
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ class Executor:
     def _arrive(self, slot: int, value: Any, env: list[Any], host: dict[int, Any]) -> None:
         """Copy an argument to where the plan expects it: on the device, or on the host if the plan or the step has it there."""
         if slot in self._program.arrive_on_host:
-            host[slot] = self._on_host(slot, value)
+            host[slot] = self._on_host(slot, value, self._program.arrive_on_host[slot])
         elif slot in self._program.always_on_host:
             env[slot] = self._on_host(slot, value)
         elif on_host(value):
@@ -176,11 +177,11 @@ class Executor:
             value.delete()
         return copy
 
-    def _on_host(self, slot: int, value: Any) -> Any:
-        """An argument in host memory. In the first iteration, state may still be on the device; it is then moved."""
+    def _on_host(self, slot: int, value: Any, memory: Memory = "host") -> Any:
+        """An argument off the device. In the first iteration, state may still be on the device; it is then moved to `memory`."""
         if on_host(value):
             return value
-        copy = self._transfer.out(value)
+        copy = self._transfer.out(value, memory)
         if isinstance(value, jax.Array) and slot not in self._program.keep:
             jax.block_until_ready(copy)
             value.delete()
@@ -226,12 +227,12 @@ class Iteration:
         match instruction:
             case Launch():
                 self._launch(instruction)
-            case StartSwapOut(slots):
+            case StartSwapOut(slots, memory):
                 if self._careful:  # recovery may have copied some to the host already
                     host.update((slot, env[slot]) for slot in slots if on_host(env[slot]))
                     slots = [slot for slot in slots if slot not in host]
                 began = time.perf_counter()
-                host.update(zip(slots, self._transfer.out([env[slot] for slot in slots]), strict=True))
+                host.update(zip(slots, self._transfer.out([env[slot] for slot in slots], memory), strict=True))
                 if self.watch is not None and self.watch.copies_timed:
                     self.watch.out = _with_copies(self.watch.out, [host[slot] for slot in slots], began)
             case FinishSwapOut(slots):

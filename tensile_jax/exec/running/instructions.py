@@ -12,7 +12,7 @@ from typing import Any
 
 from tensile_jax.ir import Graph, TensorId
 from tensile_jax.plan.result import instructions as planned
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Memory, Plan
 
 Slots = tuple[int, ...]
 
@@ -41,9 +41,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartSwapOut:
-    """Start copies to host memory. The tensors stay on the device as well, until `FinishSwapOut`."""
+    """Start copies to `memory`. The tensors stay on the device as well, until `FinishSwapOut`."""
 
     slots: Slots
+    memory: Memory = "host"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +56,7 @@ class FinishSwapOut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartSwapIn:
-    """Start copies to device memory. The copies in host memory are kept, except those in the slots `forgotten`."""
+    """Start copies to device memory. The copies off the device are kept, except those in the slots `forgotten`."""
 
     slots: Slots
     forgotten: Slots
@@ -88,7 +89,7 @@ class Instructions:
         inputs: the slots of the step's arguments.
         outputs: the slots of the step's results.
         constants: (slot, tensor) for each array that the step captures from outside.
-        arrive_on_host: the slots of arguments that an iteration expects in host memory.
+        arrive_on_host: the slots of arguments that an iteration expects off the device, each with the memory.
         left_on_host: the slots of results that an iteration leaves in host memory.
         always_on_host: the slots of tensors that the step itself has in host memory; no instruction copies them.
         keep: the slots of constants and of arguments that are not donated, whose memory must not be freed.
@@ -101,7 +102,7 @@ class Instructions:
     inputs: Slots
     outputs: Slots
     constants: tuple[tuple[int, TensorId], ...]
-    arrive_on_host: frozenset[int]
+    arrive_on_host: Mapping[int, Memory]
     left_on_host: frozenset[int]
     keep: frozenset[int]
     effectful: bool
@@ -139,8 +140,8 @@ def instructions_of(
     code: list[Instruction] = []
     for act in acts:
         match act:
-            case planned.StartSwapOut(tensors):
-                code.append(StartSwapOut(of(tensors)))
+            case planned.StartSwapOut(tensors, _, memory):
+                code.append(StartSwapOut(of(tensors), memory))
             case planned.FinishSwapOut(tensors):
                 code.append(FinishSwapOut(of(tensors)))
             case planned.StartSwapIn(tensors, _, forgotten):
@@ -163,7 +164,7 @@ def instructions_of(
         inputs=inputs,
         outputs=of(graph.outputs),
         constants=tuple(zip(constant_slots, constants, strict=True)),
-        arrive_on_host=frozenset(of(arriving)),
+        arrive_on_host=dict(zip(of(arriving), arriving.values(), strict=True)),
         left_on_host=frozenset(of(t for t in graph.outputs if t in left)),
         keep=frozenset(of(t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated)),
         effectful=any(operator.effectful for operator in graph.operators),

@@ -4,10 +4,12 @@ Rates are in bytes per microsecond, or in floating-point operations per microsec
 values from files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
 from tensile_jax.plan.analysis.latency_model import LatencyModel
+from tensile_jax.plan_format import Memory
 
 Allocator = Literal["exact", "best_fit", "growing"]
 """How memory of the device is handed out: what is asked for; by XLA's allocator for GPUs (`result/best_fit_allocator.py`), which
@@ -22,7 +24,7 @@ _MAY_BE_ZERO = ("kernel_us", "host_kernel_us", "host_launch_us")
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """The rates of a device. The link has one rate for each direction, and copies in the two directions do not slow each other.
+    """The rates of a device. A link has one rate for each direction, and copies in the two directions do not slow each other.
 
     Attributes:
         flops_per_us: the floating-point operations of products and convolutions.
@@ -98,3 +100,13 @@ class DeviceProfile:
                 )
             if not right:
                 raise ValueError(f"Device profile {self.name!r}: {field.name} must be {wanted}, got {value!r}.")
+
+    @property
+    def to_memory_bytes_per_us(self) -> Mapping[Memory, float]:
+        """The rate of copies from the device to each memory where tensors wait."""
+        return {"host": self.device_to_host_bytes_per_us}
+
+    @property
+    def from_memory_bytes_per_us(self) -> Mapping[Memory, float]:
+        """The rate of copies to the device from each memory where tensors wait."""
+        return {"host": self.host_to_device_bytes_per_us}

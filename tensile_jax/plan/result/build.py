@@ -21,6 +21,7 @@ Sizes in bytes, times in microseconds.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from tensile_jax.ir import Graph, TensorId
@@ -28,12 +29,23 @@ from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.latency import StepCosts
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.result.instructions import Instruction, decode
-from tensile_jax.plan.result.layout import COPIED, Contents, Layout, contents_of, on_device
-from tensile_jax.plan.result.memory_curve import host_bytes
+from tensile_jax.plan.result.layout import Contents, Copy, Layout, contents_of, copies_of, on_device
+from tensile_jax.plan.result.memory_curve import waiting_bytes
 from tensile_jax.plan.result.segment_names import segment_names
 from tensile_jax.plan.result.segment_sizes import whole_peak_bytes, with_sizes
 from tensile_jax.plan.result.simulate import simulate
-from tensile_jax.plan_format import SCHEMA_VERSION, Event, EventKind, Plan, PlannedTensor, Segment, ranges
+from tensile_jax.plan_format import (
+    MEMORIES,
+    SCHEMA_VERSION,
+    Event,
+    EventKind,
+    Memory,
+    Plan,
+    PlannedTensor,
+    Segment,
+    ranges,
+    with_peaks,
+)
 
 
 def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], costs: StepCosts, header: Plan) -> Plan:
@@ -51,7 +63,7 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
     at, after = on_device(layout)
     all_contents = [contents_of(liveness, bounds[j], bounds[j + 1], at[j], sorted(after[j] - at[j])) for j in range(last)]
     donations = [_donations(liveness, contents, at[j] - after[j]) for j, contents in enumerate(all_contents)]
-    outgoing, incoming, let_go = _copies(layout, all_contents)
+    outgoing, incoming, let_go = copies_of(layout, all_contents)
     names = segment_names(liveness, bounds)
     elapsed = np.concatenate([[0.0], np.cumsum(np.array(costs.latencies, dtype=float))])
     caller = liveness.kept_by_caller
@@ -62,8 +74,8 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
         donated = donations[index]
         taken = set(donated.values())
         frees = tuple(sorted(at[index] - after[index] - set(donated) - caller - let_go.get(index, set())))
-        events += [_copy("swap_out", graph, t, index, until) for t, until in outgoing.get(index, ())]
-        events += [_copy("swap_in", graph, t, index, until) for t, until in incoming.get(index, ())]
+        events += [_copied("swap_out", graph, copy, index) for copy in outgoing.get(index, ())]
+        events += [_copied("swap_in", graph, copy, index) for copy in incoming.get(index, ())]
         again_us = sum(costs.rerun_us[p] for p in contents.again)
         own_us = float(elapsed[contents.end] - elapsed[contents.begin])
         segments.append(
@@ -89,8 +101,8 @@ def build_plan(layout: Layout, liveness: Liveness, workspaces: Sequence[int], co
         events += _recomputed(graph, contents, index)
         events += [_release(graph, t, index, "last use") for t in frees]
         events += [_release(graph, t, index, "the host has it still") for t in sorted(let_go.get(index, ()))]
-    events += [_copy("swap_out", graph, t, last, until) for t, until in outgoing.get(last, ())]
-    events += [_copy("swap_in", graph, t, last, until) for t, until in incoming.get(last, ())]
+    events += [_copied("swap_out", graph, copy, last) for copy in outgoing.get(last, ())]
+    events += [_copied("swap_in", graph, copy, last) for copy in incoming.get(last, ())]
     named = {t for s in segments for t in (*s.inputs, *s.outputs)} | {e.tensor for e in events} | set(graph.inputs)
     tensors = tuple(_planned(graph, t) for t in sorted(named))
     plan = replace(header, whole=False, tensors=tensors, segments=tuple(segments), events=tuple(events))
@@ -106,8 +118,8 @@ def sized(plan: Plan, graph: Graph, profile: DeviceProfile) -> Plan:
         recomputed_us=round(sum(s.recomputed_us for s in plan.segments), 3),
         swapped_out_bytes=sum(e.nbytes for e in plan.events if e.kind == "swap_out"),
         swapped_in_bytes=sum(e.nbytes for e in plan.events if e.kind == "swap_in"),
-        host_peak_bytes=max(host_bytes(code, graph)),
     )
+    plan = with_peaks(plan, {memory: max(waiting_bytes(code, graph, memory)) for memory in MEMORIES})
     return timed(plan, code, profile)
 
 
@@ -115,39 +127,6 @@ def _donations(liveness: Liveness, contents: Contents, released: set[TensorId]) 
     """The state that the segment releases and whose update it makes, ascending, each with that update."""
     made = set(contents.outputs)
     return {old: new for old, new in sorted(liveness.aliases) if old in released and new in made}
-
-
-_Copies = dict[int, list[tuple[TensorId, int]]]
-
-
-def _copies(layout: Layout, all_contents: Sequence[Contents]) -> tuple[_Copies, _Copies, dict[int, set[TensorId]]]:
-    """Copies to the host, copies to the device, and tensors that leave without a copy.
-
-    Both kinds of copies are listed by the segment before whose launch they are issued; a copy is a pair of the tensor and the
-    segment before whose launch it must have ended. The tensors without a copy are listed by the segment after which they are
-    released.
-    """
-    count = len(all_contents)
-    used = [set(contents.inputs) for contents in all_contents]
-    outgoing: _Copies = {}
-    incoming: _Copies = {}
-    let_go: dict[int, set[TensorId]] = {}
-    for t, several in sorted(layout.residencies.items()):
-        on_host = False
-        for first, last, arrival, leaves in several:
-            uses = [j for j in range(first, min(last, count - 1) + 1) if t in used[j]]
-            if arrival == COPIED:
-                incoming.setdefault(first, []).append((t, uses[0] if uses else count))
-                on_host = True
-            if leaves and not on_host:
-                issued = max(uses[-1] + 1 if uses else first, first)
-                outgoing.setdefault(issued, []).append((t, last + 1))
-                on_host = True
-            elif leaves:
-                let_go.setdefault(last, set()).add(t)
-    for copies in (*incoming.values(), *outgoing.values()):
-        copies.sort(key=lambda copy: (copy[1], copy[0]))
-    return outgoing, incoming, let_go
 
 
 def timed(plan: Plan, code: Sequence[Instruction], profile: DeviceProfile) -> Plan:
@@ -168,7 +147,8 @@ def timed(plan: Plan, code: Sequence[Instruction], profile: DeviceProfile) -> Pl
         else:
             begin, end = seen.copies.get(place, (triggered, triggered))
         delta = begin - triggered if place in seen.copies else 0.0
-        events.append(replace(e, delta_us=round(delta, 3), begin_us=round(begin, 3), end_us=round(end, 3)))
+        times = {"delta_us": round(delta, 3), "begin_us": round(begin, 3), "end_us": round(end, 3)}
+        events.append(msgspec.structs.replace(e, **times))
     return replace(
         plan,
         segments=tuple(segments),
@@ -220,9 +200,9 @@ def build_whole_plan(graph: Graph, header: Plan, profile: DeviceProfile, *, need
     )  # fmt: skip
 
 
-def _copy(kind: EventKind, graph: Graph, t: TensorId, index: int, until: int) -> Event:
-    reason = "nothing needs it for a while" if kind == "swap_out" else f"needed by segment {until}"
-    return _event(kind, graph, t, index - 1, until, reason)
+def _copied(kind: EventKind, graph: Graph, copy: Copy, index: int) -> Event:
+    reason = "nothing needs it for a while" if kind == "swap_out" else f"needed by segment {copy.until}"
+    return _event(kind, graph, copy.tensor, index - 1, copy.until, reason, copy.memory)
 
 
 def _recomputed(graph: Graph, contents: Contents, index: int) -> list[Event]:
@@ -237,10 +217,10 @@ def _release(graph: Graph, t: TensorId, index: int, reason: str) -> Event:
     return _event("release", graph, t, index, index, reason)
 
 
-def _event(kind: EventKind, graph: Graph, t: TensorId, trigger: int, until: int, reason: str) -> Event:
+def _event(kind: EventKind, graph: Graph, t: TensorId, trigger: int, until: int, reason: str, memory: Memory = "host") -> Event:
     """An event that has no time yet."""
     tensor = graph.tensors[t]
-    return Event(kind, t, tensor.name, tensor.nbytes, trigger, until, 0.0, 0.0, 0.0, reason)
+    return Event(kind, t, tensor.name, tensor.nbytes, trigger, until, 0.0, 0.0, 0.0, reason, memory)
 
 
 def _planned(graph: Graph, t: TensorId) -> PlannedTensor:

@@ -8,10 +8,10 @@ The replay knows only the graph and the plan. It checks that
     - every operator of the step runs, and what runs twice is listed as recomputed
     - no tensor that belongs to the caller is freed
     - operators with effects run once, in the order in which the step has them
-    - a tensor that is swapped in is on the host, from an earlier swap-out or from the last iteration, and was not freed there
-      since
+    - a tensor that is swapped in is in the memory that it is copied from, since an earlier swap-out or the last iteration, and
+      was not freed there since
     - each copy starts from the memory that holds the tensor, starts after its trigger, and ends before it is needed; no two
-      copies in one direction overlap
+      copies to one memory overlap, nor two copies from there
     - no tensor is copied that the step itself keeps in host memory
     - a tensor that is donated to a segment is an input of the segment, and an output of the segment takes over its memory
     - for each segment, the bytes of the tensors on the device and of the workspace (the memory that the segment needs beside
@@ -20,17 +20,18 @@ The replay knows only the graph and the plan. It checks that
       checked: XLA orders the operators, and the peak is that of the executable
     - what is on the device when the iteration begins is at most the `device_bytes` of the first segment, and what is there when
       the iteration ends is at most those of the last segment
-    - the host never holds more than the plan's `host_peak_bytes`, if the plan states them, nor more than the plan's host budget
+    - the host, or another memory where tensors wait, never holds more than the plan's peak there, if the plan states it, nor more
+      than the plan's budget for it
     - at the end, every result of the step is on the device, or on the host if it is state that may stay on the host
 
 A plan that leaves the step whole, without segments, has nothing to check.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tensile_jax.errors import InvalidPlan
 from tensile_jax.ir import Graph, Operator, OperatorId, TensorId
-from tensile_jax.plan_format import Event, Plan, Segment, unranged
+from tensile_jax.plan_format import MEMORIES, Event, Memory, Plan, Segment, budgets_of, peaks_of, unranged
 
 _CLOCK_SLACK = 0.01  # microseconds; times in plans are rounded to a thousandth
 
@@ -48,10 +49,9 @@ def check(plan: Plan, graph: Graph) -> None:
     owned_by_caller = {t.id for t in graph.tensors if t.producer is None and t.id not in graph.donated}
     successor = {pair.input: pair.output for pair in graph.carried}
     device = {t.id for t in graph.tensors if t.producer is None}
-    host: set[TensorId] = set()
     arriving = _arrives_on_host(plan, graph)
-    device -= arriving
-    host |= arriving
+    device -= arriving.keys()
+    host = dict(arriving)  # in which memory each tensor waits, usually the host's
     at_begin = sum(graph.tensors[t].nbytes for t in device)
     if at_begin > plan.segments[0].device_bytes:
         raise InvalidPlan(f"begins with {at_begin} bytes; it says {plan.segments[0].device_bytes}", segment=0)
@@ -71,7 +71,7 @@ def check(plan: Plan, graph: Graph) -> None:
             _issue(event, index, device, host, moving_in, leaving, owned_by_caller)
         for event in [e for e in leaving.values() if e.until <= index]:
             device.discard(event.tensor)
-            host.add(event.tensor)
+            host[event.tensor] = event.memory
             del leaving[event.tensor]
         for t in segment.inputs:
             if t not in device:
@@ -114,7 +114,7 @@ def check(plan: Plan, graph: Graph) -> None:
                 raise InvalidPlan(f"frees {graph.tensors[t].name}, which it may not", segment=index)
             device.discard(t)
             if t not in may_rest and not any(again > index for again in returns.get(t, ())):
-                host.discard(t)
+                host.pop(t, None)
         if not set(segment.outputs) <= made:
             raise InvalidPlan("gives an output that it does not make", segment=index)
         if len(set(segment.outputs)) != len(segment.outputs) or not device.isdisjoint(segment.outputs):
@@ -129,16 +129,19 @@ def check(plan: Plan, graph: Graph) -> None:
         _issue(event, last, device, host, moving_in, leaving, owned_by_caller)
     for event in leaving.values():
         device.discard(event.tensor)
-        host.add(event.tensor)
+        host[event.tensor] = event.memory
     at_end = sum(graph.tensors[t].nbytes for t in device)
     if at_end > plan.segments[-1].device_bytes:
         raise InvalidPlan(f"holds {at_end} bytes in the end; it says {plan.segments[-1].device_bytes}", segment=last)
     _check_results(plan, graph, device, host)
-    _check_host(plan, graph, arriving, resting=set(graph.outputs) - device)
+    for memory in MEMORIES:
+        there = {t for t, where in arriving.items() if where == memory}
+        _check_memory(memory, plan, graph, there, resting=set(graph.outputs) - device)
     if len(ran) != len(graph.operators):
         raise InvalidPlan(f"{len(graph.operators) - len(ran)} operators never ran", segment=last)
     for kind in ("swap_out", "swap_in"):
-        _check_lane([e for e in plan.events if e.kind == kind])
+        for memory in MEMORIES:
+            _check_lane([e for e in plan.events if e.kind == kind and e.memory == memory])
     _check_times(plan)
 
 
@@ -164,8 +167,8 @@ def _check_ids(plan: Plan, graph: Graph, operator_of: dict[OperatorId, Operator]
             raise InvalidPlan(f"copies {event.name}, which the step has in host memory", segment=event.until, tensor=event.name)
 
 
-def _arrives_on_host(plan: Plan, graph: Graph) -> set[TensorId]:
-    """Tensors whose first copy is a swap-in: state that the last iteration left on the host."""
+def _arrives_on_host(plan: Plan, graph: Graph) -> dict[TensorId, Memory]:
+    """Tensors whose first copy is a swap-in: state that the last iteration left on the host, or in another such memory."""
     first: dict[TensorId, Event] = {}
     for event in plan.events:
         if event.kind in ("swap_in", "swap_out"):
@@ -174,7 +177,7 @@ def _arrives_on_host(plan: Plan, graph: Graph) -> set[TensorId]:
     for t, event in first.items():
         if event.kind == "swap_in" and t not in state:
             raise InvalidPlan(f"brings in {event.name}, which never left", segment=event.trigger + 1, tensor=event.name)
-    return {t for t, event in first.items() if event.kind == "swap_in"}
+    return {t: event.memory for t, event in first.items() if event.kind == "swap_in"}
 
 
 def _issued(events: Sequence[Event], index: int) -> list[Event]:
@@ -186,7 +189,7 @@ def _issue(
     event: Event,
     index: int,
     device: set[TensorId],
-    host: set[TensorId],
+    host: dict[TensorId, Memory],
     moving_in: dict[TensorId, Event],
     leaving: dict[TensorId, Event],
     owned_by_caller: set[TensorId],
@@ -199,10 +202,9 @@ def _issue(
         return
     if t in leaving and leaving[t].until <= index:
         device.discard(t)
-        host.add(t)
-        del leaving[t]
-    if t not in host or t in device:
-        raise InvalidPlan(f"swaps in {event.name}, which is not on the host", segment=index, tensor=event.name)
+        host[t] = leaving.pop(t).memory
+    if host.get(t) != event.memory or t in device:
+        raise InvalidPlan(f"swaps in {event.name}, which is not in {event.memory} memory", segment=index, tensor=event.name)
     device.add(t)
     moving_in[t] = event
 
@@ -221,7 +223,7 @@ def _run(segment: Segment, index: int, operator_of: dict[OperatorId, Operator], 
     return made
 
 
-def _check_results(plan: Plan, graph: Graph, device: set[TensorId], host: set[TensorId]) -> None:
+def _check_results(plan: Plan, graph: Graph, device: set[TensorId], host: Mapping[TensorId, Memory]) -> None:
     state = {pair.output for pair in graph.carried}
     for t in graph.outputs:
         if t in device or (plan.state_memory == "any" and t in state and t in host):
@@ -233,21 +235,18 @@ def _check_results(plan: Plan, graph: Graph, device: set[TensorId], host: set[Te
         )
 
 
-def _check_host(plan: Plan, graph: Graph, arriving: set[TensorId], *, resting: set[TensorId]) -> None:
-    """The host never holds more than the plan says: `arriving` at the beginning, and every copy until nothing needs it."""
-    if plan.host_peak_bytes is None:
+def _check_memory(memory: Memory, plan: Plan, graph: Graph, there: set[TensorId], *, resting: set[TensorId]) -> None:
+    """A memory never holds more than the plan says: `there` at the beginning, and every copy until nothing needs it."""
+    peak, budget = peaks_of(plan)[memory], budgets_of(plan)[memory]
+    if peak is None:
         return
-    host = set(arriving)
     later = {e.tensor: e.until for e in sorted(plan.events, key=lambda e: e.trigger) if e.kind == "swap_in"}
     for index in range(len(plan.segments) + 1):
-        host |= {e.tensor for e in _issued(plan.events, index) if e.kind == "swap_out"}
-        needed = sum(graph.tensors[t].nbytes for t in host)
-        if needed > plan.host_peak_bytes or (plan.host_budget_bytes is not None and needed > plan.host_budget_bytes):
-            raise InvalidPlan(
-                f"needs {needed} bytes in host memory; the plan says {plan.host_peak_bytes}, of {plan.host_budget_bytes}",
-                segment=index,
-            )
-        host -= {t for t in host if later.get(t, index + 1) <= index and t not in resting}
+        there |= {e.tensor for e in _issued(plan.events, index) if e.kind == "swap_out" and e.memory == memory}
+        needed = sum(graph.tensors[t].nbytes for t in there)
+        if needed > peak or (budget is not None and needed > budget):
+            raise InvalidPlan(f"needs {needed} bytes in {memory} memory; the plan says {peak}, of {budget}", segment=index)
+        there -= {t for t in there if later.get(t, index + 1) <= index and t not in resting}
 
 
 def _check_lane(copies: Sequence[Event]) -> None:

@@ -1,6 +1,6 @@
 """Decodes a plan into the instructions of one iteration, in the order in which they happen, over the ids of tensors.
 
-    StartSwapOut    start copies to the host; the tensors stay on the device
+    StartSwapOut    start copies to the host, or to another memory; the tensors stay on the device
     FinishSwapOut   wait until such copies have ended, and free the tensors' device memory
     StartSwapIn     start copies to the device; the tensors take device memory from now on
     FinishSwapIn    wait until such copies have ended, since the next launch reads the tensors
@@ -18,21 +18,22 @@ Other modules compute from these instructions what a plan does: bytes on the dev
 checker (`check.py`) does not use them. It reads the plan's events itself, so that a mistake made here does not hide in both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tensile_jax.ir import Graph, TensorId
-from tensile_jax.plan_format import Event, EventKind, Plan
+from tensile_jax.plan_format import Event, EventKind, Memory, Plan
 
 Tensors = tuple[TensorId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StartSwapOut:
-    """Start copies to host memory. `events` are the places of these copies in `plan.events`."""
+    """Start copies to `memory`. `events` are the places of these copies in `plan.events`."""
 
     tensors: Tensors
     events: tuple[int, ...]
+    memory: Memory = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,16 @@ class FinishSwapOut:
 
 @dataclass(frozen=True, slots=True)
 class StartSwapIn:
-    """Start copies to device memory. `events` are the places of these copies in `plan.events`.
+    """Start copies from `memory` to device memory. `events` are the places of these copies in `plan.events`.
 
-    The copies in host memory are kept, except those of the tensors `forgotten`: neither this iteration nor the next one copies
+    The copies in that memory are kept, except those of the tensors `forgotten`: neither this iteration nor the next one copies
     these in again.
     """
 
     tensors: Tensors
     events: tuple[int, ...]
     forgotten: Tensors
+    memory: Memory = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,13 @@ def decode(plan: Plan, graph: Graph) -> tuple[Instruction, ...]:
     """The instructions of one iteration of `plan`, a plan for `graph`. Sizes and times that the plan states are not read."""
     copies = sorted((e.trigger, place) for place, e in enumerate(plan.events) if e.kind in ("swap_out", "swap_in"))
     # by kind, and the index of the segment before which it happens
-    starts: dict[tuple[EventKind, int], list[int]] = {}
+    starts: dict[tuple[EventKind, int], dict[Memory, list[int]]] = {}
     finishes: dict[tuple[EventKind, int], list[int]] = {}
     last: dict[TensorId, Event] = {}
     last_swap_in: dict[TensorId, int] = {}
     for trigger, place in copies:
         event = plan.events[place]
-        starts.setdefault((event.kind, trigger + 1), []).append(place)
+        starts.setdefault((event.kind, trigger + 1), {}).setdefault(event.memory, []).append(place)
         finishes.setdefault((event.kind, event.until), []).append(place)
         last[event.tensor] = event
         if event.kind == "swap_in":
@@ -111,14 +113,14 @@ def decode(plan: Plan, graph: Graph) -> tuple[Instruction, ...]:
     code: list[Instruction] = []
     count = len(plan.segments)
     for index in range(count + 1):
-        if places := starts.get(("swap_out", index)):
-            code.append(StartSwapOut(tensors(places), tuple(places)))
+        for memory, places in starts.get(("swap_out", index), {}).items():
+            code.append(StartSwapOut(tensors(places), tuple(places), memory))
         if places := finishes.get(("swap_out", index)):
             code.append(FinishSwapOut(tensors(places)))
-        if places := starts.get(("swap_in", index)):
+        for memory, places in starts.get(("swap_in", index), {}).items():
             returning = tensors(places)
             forgotten = tuple(t for t in returning if last_swap_in[t] in places and t not in resting)
-            code.append(StartSwapIn(returning, tuple(places), forgotten))
+            code.append(StartSwapIn(returning, tuple(places), forgotten, memory))
         if index == count:
             break
         if places := finishes.get(("swap_in", index)):
@@ -144,9 +146,9 @@ def change_of(instruction: Instruction) -> tuple[Tensors, Tensors]:
             return (), ()
 
 
-def on_host_between_iterations(code: Sequence[Instruction]) -> tuple[frozenset[TensorId], frozenset[TensorId]]:
-    """The tensors of which the host has a copy when the iteration begins, and those of which it has one when it ends."""
-    arriving: set[TensorId] = set()
+def on_host_between_iterations(code: Sequence[Instruction]) -> tuple[Mapping[TensorId, Memory], frozenset[TensorId]]:
+    """The tensors that wait off the device when the iteration begins, each with its memory, and those that do when it ends."""
+    arriving: dict[TensorId, Memory] = {}
     known: set[TensorId] = set()
     there: set[TensorId] = set()
     for instruction in code:
@@ -154,11 +156,11 @@ def on_host_between_iterations(code: Sequence[Instruction]) -> tuple[frozenset[T
             case StartSwapOut(tensors):
                 known.update(tensors)
                 there.update(tensors)
-            case StartSwapIn(tensors, forgotten=forgotten):
-                arriving.update(t for t in tensors if t not in known)
+            case StartSwapIn(tensors, forgotten=forgotten, memory=memory):
+                arriving.update((t, memory) for t in tensors if t not in known)
                 known.update(tensors)
                 there.update(tensors)
                 there.difference_update(forgotten)
             case _:
                 pass
-    return frozenset(arriving), frozenset(there)
+    return arriving, frozenset(there)

@@ -26,6 +26,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
+
 from tensile_jax.ir import Carried, Graph, OperatorId, TensorId
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.result.build import sized, timed
@@ -181,7 +183,7 @@ def _on_host_at_ends(plan: Plan, graph: Graph) -> tuple[frozenset[TensorId], fro
             break
         added, freed = change_of(instruction)
         on_device = on_device.union(added).difference(freed)
-    return arriving, there & frozenset(graph.outputs) - on_device
+    return frozenset(arriving), there & frozenset(graph.outputs) - on_device
 
 
 def graph_of_programs(plan: Plan, graph: Graph) -> Graph:
@@ -216,7 +218,8 @@ def joined(
         segments.append(replace(segment, inputs=tuple(sorted({*segment.inputs, *arriving}))))
     place = {program.first: number for number, program in enumerate(programs)} | {len(plan.segments): len(programs)}
     between = () if has_copies else _copies(decode(plan, graph))
-    events = [replace(plan.events[c.event], trigger=place[c.start] - 1, until=place[c.finish]) for c in between]
+    moved = ((plan.events[c.event], place[c.start] - 1, place[c.finish]) for c in between)
+    events = [msgspec.structs.replace(event, trigger=trigger, until=until) for event, trigger, until in moved]
     sizes = {t.id: t for t in graph.tensors}
     tensors = tuple(replace(t, nbytes=sizes[t.id].nbytes, host_bytes=sizes[t.id].host_bytes) for t in plan.tensors)
     found = replace(
@@ -241,7 +244,7 @@ def joined(
 def _contents(code: Sequence[Instruction], graph: Graph) -> tuple[list[frozenset[TensorId]], list[frozenset[TensorId]]]:
     """The tensors on the device before each segment of a plan, and those there after it."""
     arriving, _ = on_host_between_iterations(code)
-    now = frozenset(t.id for t in graph.tensors if t.producer is None) - arriving
+    now = frozenset(t.id for t in graph.tensors if t.producer is None and t.id not in arriving)
     before: list[frozenset[TensorId]] = []
     after: list[frozenset[TensorId]] = []
     for instruction in code:

@@ -30,6 +30,7 @@ from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import Absences
 from tensile_jax.plan.analysis.liveness import Liveness
 from tensile_jax.plan.analysis.retention import Retention
+from tensile_jax.plan_format import Memory
 
 Arrival = Literal[0, 1, 2]
 BEGINS: Arrival = 0
@@ -166,3 +167,43 @@ def segments_of(liveness: Liveness, layout: Layout) -> list[Contents]:
     """The contents of every segment."""
     at, after = on_device(layout)
     return [contents_of(liveness, a, b, at[j], sorted(after[j] - at[j])) for j, (a, b) in enumerate(pairwise(layout.boundaries))]
+
+
+class Copy(NamedTuple):
+    """A copy of a tensor to `memory`, or from there. It must have ended before segment `until` is launched."""
+
+    until: int
+    tensor: TensorId
+    memory: Memory = "host"
+
+
+_Copies = dict[int, list[Copy]]
+
+
+def copies_of(layout: Layout, all_contents: Sequence[Contents]) -> tuple[_Copies, _Copies, dict[int, set[TensorId]]]:
+    """Copies from the device, copies to the device, and tensors that leave without a copy.
+
+    Both kinds of copies are listed by the segment before whose launch they are issued, those that must end first coming first.
+    The tensors without a copy are listed by the segment after which they are released.
+    """
+    count = len(all_contents)
+    used = [set(contents.inputs) for contents in all_contents]
+    outgoing: _Copies = {}
+    incoming: _Copies = {}
+    let_go: dict[int, set[TensorId]] = {}
+    for t, several in sorted(layout.residencies.items()):
+        on_host = False
+        for first, last, arrival, leaves in several:
+            uses = [j for j in range(first, min(last, count - 1) + 1) if t in used[j]]
+            if arrival == COPIED:
+                incoming.setdefault(first, []).append(Copy(uses[0] if uses else count, t))
+                on_host = True
+            if leaves and not on_host:
+                issued = max(uses[-1] + 1 if uses else first, first)
+                outgoing.setdefault(issued, []).append(Copy(last + 1, t))
+                on_host = True
+            elif leaves:
+                let_go.setdefault(last, set()).add(t)
+    for copies in (*incoming.values(), *outgoing.values()):
+        copies.sort()
+    return outgoing, incoming, let_go

@@ -13,11 +13,11 @@ runs, the device holds
 
 The memory of a donated input becomes the memory of an output, so the two count once.
 
-A tensor is in host memory from the boundary at which its first copy to the host starts to the boundary at which its last copy
-back has ended, both included. State that an iteration leaves in host memory stays there to the end of the iteration, and is there
-when the next one begins:
+A tensor waits in host memory, or in another memory, from the boundary at which its first copy there starts to the boundary at
+which its last copy back has ended, both included. State that an iteration leaves there stays there to the end of the iteration,
+and is there when the next one begins. For each memory,
 
-    host(j) = sum of the sizes of the tensors that are in host memory at boundary j,  host_peak = max over j of host(j)
+    waiting(j) = sum of the sizes of the tensors that wait there at boundary j,  its peak = max over j of waiting(j)
 
 `check.py` counts the same bytes by going through the plan with sets of tensors. It shares no code with this file, and must agree
 with it.
@@ -37,6 +37,7 @@ from tensile_jax.plan.result.instructions import (
     change_of,
     on_host_between_iterations,
 )
+from tensile_jax.plan_format import Memory
 
 
 def resident_bytes(code: Sequence[Instruction], graph: Graph) -> list[int]:
@@ -56,16 +57,17 @@ def resident_bytes(code: Sequence[Instruction], graph: Graph) -> list[int]:
     return [*found, held]
 
 
-def host_bytes(code: Sequence[Instruction], graph: Graph) -> list[int]:
-    """For each boundary, from the one before the first segment to the end of the iteration, the bytes in host memory."""
+def waiting_bytes(code: Sequence[Instruction], graph: Graph, memory: Memory) -> list[int]:
+    """For each boundary, from the one before the first segment to the end of the iteration, the bytes that wait in `memory`."""
     arriving, _ = on_host_between_iterations(code)
-    there, leaving, returned = set(arriving), set[TensorId](), set[TensorId]()  # `returned` leave after this boundary
+    there, leaving = {t for t, where in arriving.items() if where == memory}, set[TensorId]()
+    returned = set[TensorId]()  # leave after this boundary
     found: list[set[TensorId]] = []
     for instruction in code:
         match instruction:
-            case StartSwapOut(tensors):
+            case StartSwapOut(tensors, memory=where) if where == memory:
                 there.update(tensors)
-            case StartSwapIn(_, _, forgotten):
+            case StartSwapIn(forgotten=forgotten, memory=where) if where == memory:
                 leaving.update(forgotten)
             case FinishSwapIn(tensors):
                 returned = leaving.intersection(tensors)

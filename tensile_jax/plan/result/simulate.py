@@ -1,8 +1,9 @@
 """Predicts when the segments and copies of a plan happen, by simulating one iteration of the plan.
 
 A *segment* is a stretch of operators that is compiled as one executable. The simulation goes through the plan's instructions
-(`instructions.py`) in the order in which the executor carries them out, with a clock. There are three lanes: computation, copies
-to the host, and copies to the device. Each lane serves one request at a time, in order.
+(`instructions.py`) in the order in which the executor carries them out, with a clock. One lane computes. Each memory
+where tensors wait, such as the host's, has a lane for copies to it and one for copies from it. Each lane serves one request at a
+time, in order.
 
     StartSwapOut, StartSwapIn     Each copy begins as soon as it is issued and its lane is free, and takes nbytes / rate. A copy
                                   slows the computation down: the next launch takes longer by `copy_share` times the time of the
@@ -19,6 +20,7 @@ TENSILE simulates its tensor access sequence in the same way (section IV-B, "a d
 Times in microseconds since the iteration began, sizes in bytes.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +36,7 @@ from tensile_jax.plan.result.instructions import (
     StartSwapIn,
     StartSwapOut,
 )
-from tensile_jax.plan_format import Plan
+from tensile_jax.plan_format import Memory, Plan
 
 Span = tuple[float, float]
 """When a segment or a copy begins and ends."""
@@ -60,22 +62,22 @@ def simulate(plan: Plan, code: Sequence[Instruction], profile: DeviceProfile) ->
     copies: dict[int, Span] = {}
     copied: dict[TensorId, float] = {}  # when the latest copy of each tensor ends
     now = launched = stalled = 0.0  # `launched` is when the latest launch has ended
-    out = into = 0.0  # when the lanes of copies are free
+    out, into = defaultdict[Memory, float](float), defaultdict[Memory, float](float)  # when the lanes of copies are free
     delay_us = 0.0  # that copies take from the next launch
     for instruction in code:
         match instruction:
-            case StartSwapOut(tensors, events):
+            case StartSwapOut(tensors, events, memory):
                 for t, event in zip(tensors, events, strict=True):
-                    begin = max(out, now)
-                    out = copied[t] = begin + copy_out_us(size[t], profile)
-                    delay_us += profile.copy_share * (out - begin)
-                    copies[event] = begin, out
-            case StartSwapIn(tensors, events):
+                    begin = max(out[memory], now)
+                    end = out[memory] = copied[t] = begin + copy_out_us(size[t], profile, memory)
+                    delay_us += profile.copy_share * (end - begin)
+                    copies[event] = begin, end
+            case StartSwapIn(tensors, events, memory=memory):
                 for t, event in zip(tensors, events, strict=True):
-                    begin = max(into, now)
-                    into = copied[t] = begin + copy_in_us(size[t], profile)
-                    delay_us += profile.copy_share * (into - begin)
-                    copies[event] = begin, into
+                    begin = max(into[memory], now)
+                    end = into[memory] = copied[t] = begin + copy_in_us(size[t], profile, memory)
+                    delay_us += profile.copy_share * (end - begin)
+                    copies[event] = begin, end
             case FinishSwapOut(tensors) | FinishSwapIn(tensors):
                 now = max(now, *(copied[t] for t in tensors))
             case Launch(index):
@@ -85,5 +87,5 @@ def simulate(plan: Plan, code: Sequence[Instruction], profile: DeviceProfile) ->
                 segments.append((begin, now))
             case Free():
                 pass
-    end = max(now, out, into)
+    end = max([now, *out.values(), *into.values()])
     return Simulation(tuple(segments), copies, step_us=end, stall_us=stalled + end - launched)

@@ -8,7 +8,7 @@ Each fact is computed when it is first needed, and only once.
 Sizes in bytes, times in microseconds.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -30,6 +30,7 @@ from tensile_jax.plan.search.condensed.condensed_step import Condensed, classify
 from tensile_jax.plan.search.condensed.possible_boundaries import possible_boundaries
 from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.swaps import SMALLEST
+from tensile_jax.plan_format import Memory
 
 PRICES = (4.0, 0.6, 0.36, 0.165, 0.05, 0.01)
 """Of moving a byte, in bytes kept: prices of the minimum cuts. More prices plan longer (`make bench-constants`)."""
@@ -101,6 +102,11 @@ class StepModel:
         if sum(t.nbytes for t in self.graph.tensors) <= host_limit:
             host_limit = float("inf")
         return self if host_limit == self.host_limit else self.decided(("host limit", host_limit), make)
+
+    @property
+    def budgets(self) -> Mapping[Memory, int | None]:
+        """The most bytes that may wait in each memory off the device; None for no limit."""
+        return {"host": None if self.host_limit == float("inf") else int(self.host_limit)}
 
     @property
     def may_swap(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 import pytest
@@ -157,6 +158,19 @@ def test_a_plan_above_the_budget_beside_it_is_refused_before_anything_runs(compi
         tensile.jit(sgd_step, plan=compiled, budget=budget, donate_argnums=0)
 
 
+def test_the_json_names_the_memory_of_a_copy_only_if_it_is_not_the_hosts(compiled: tensile.Plan, tmp_path: Path) -> None:
+    raw = json.loads(msgspec.json.encode(compiled))
+    assert raw["events"] and not any("memory" in event for event in raw["events"])
+    file = tmp_path / "plan.json"
+    raw["events"][0]["memory"] = "host"
+    file.write_text(json.dumps(raw))
+    assert tensile.Plan.load(file) == compiled
+    raw["events"][0]["memory"] = "disk"
+    file.write_text(json.dumps(raw))
+    with pytest.raises(tensile.PlanFileError, match="Invalid enum value 'disk'"):
+        tensile.Plan.load(file)
+
+
 def test_a_plan_above_a_share_beside_it_is_refused_before_anything_runs(compiled: tensile.Plan) -> None:
     function = tensile.jit(sgd_step, plan=compiled, budget="1%", donate_argnums=0)
     state = fresh(ARGUMENTS[0])
@@ -248,7 +262,7 @@ def contradictory(plan: tensile.Plan) -> Iterator[tuple[str, tensile.Plan]]:
     yield "above its budget of 1000", dataclasses.replace(plan, budget_bytes=1000)
     yield "a tensor stands in it twice", dataclasses.replace(plan, tensors=(*plan.tensors, plan.tensors[0]))
     yield "runs whole, and yet has more than one segment", dataclasses.replace(plan, whole=True)
-    event = dataclasses.replace(plan.events[0], until=77)
+    event = msgspec.structs.replace(plan.events[0], until=77)
     yield "event 0 lies between segments", dataclasses.replace(plan, events=(event, *plan.events[1:]))
 
 

@@ -31,7 +31,7 @@ def test_the_instructions_are_those_of_the_plan_with_a_slot_for_each_tensor() ->
     swaps = copy("swap_out", A, 0, 1), copy("swap_in", A, 1, 3)
     assert shown(instructions_of(plan_of(graph, *swaps), graph, [None] * 4).code) == [
         (Launch, 0, (0,), slice(1, 2), ()),
-        (StartSwapOut, (1,)),
+        (StartSwapOut, (1,), "host"),
         (FinishSwapOut, (1,)),
         (Launch, 1, (0,), slice(2, 3), ()),
         (Free, (0,)),  # donated, so the caller still names it
@@ -72,5 +72,5 @@ def test_state_whose_first_copy_comes_in_and_whose_last_goes_out_is_on_the_host_
     graph = graph_of(LINES, inputs="x", outputs="y")
     swaps = copy("swap_in", X, -1, 0), copy("swap_out", Y, 3, 4)
     made = instructions_of(plan_of(graph, *swaps), graph, [None] * 4)
-    assert made.arrive_on_host == {0} and made.left_on_host == {4}
+    assert made.arrive_on_host == {0: "host"} and made.left_on_host == {4}
     assert isinstance(made.code[0], StartSwapIn) and isinstance(made.code[-1], FinishSwapOut)

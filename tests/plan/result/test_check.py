@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tensile_jax.errors import InvalidPlan
@@ -64,7 +65,7 @@ def with_segment(plan: Plan, index: int, **changes: Any) -> Plan:
 
 
 def with_event(plan: Plan, event: Event, **changes: Any) -> Plan:
-    changed = dataclasses.replace(event, **changes)
+    changed = msgspec.structs.replace(event, **changes)
     return dataclasses.replace(plan, events=tuple(changed if e is event else e for e in plan.events))
 
 
@@ -146,7 +147,7 @@ def test_a_tensor_that_leaves_before_it_is_made_is_refused(graph: Graph, plan: P
 def test_swapping_what_belongs_to_the_caller_is_refused(graph: Graph, plan: Plan) -> None:
     x = tensor_named(graph, "x")
     event = copies(plan, "swap_out")[0]
-    theirs = dataclasses.replace(event, tensor=x, name="x", trigger=0, until=1)
+    theirs = msgspec.structs.replace(event, tensor=x, name="x", trigger=0, until=1)
     with pytest.raises(InvalidPlan, match="swaps out x"):
         check(dataclasses.replace(plan, events=(theirs, *plan.events)), graph)
 
@@ -378,7 +379,8 @@ def test_results_that_come_back_in_the_end_count() -> None:
     plan = plan_by_hand(graph, retain(find_liveness(graph), {}), range(6), absences)
     residencies = {e.tensor: e for e in copies(plan, "swap_in")}
     late = dataclasses.replace(
-        plan, events=tuple(dataclasses.replace(e, trigger=4, until=5) if e in residencies.values() else e for e in plan.events)
+        plan,
+        events=tuple(msgspec.structs.replace(e, trigger=4, until=5) if e in residencies.values() else e for e in plan.events),
     )
     shrunk = dataclasses.replace(with_segment(late, 4, device_bytes=300, resident_bytes=300), step_us=plan.step_us + 1000)
     with pytest.raises(InvalidPlan, match="holds 2200 bytes in the end; it says 300"):

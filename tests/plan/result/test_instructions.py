@@ -90,7 +90,7 @@ def test_an_iteration_does_not_wait_for_a_copy_in_that_no_segment_reads() -> Non
 def test_state_whose_first_copy_comes_in_and_whose_last_goes_out_is_on_the_host_between_iterations() -> None:
     graph = graph_of(LINES, inputs="x", outputs="y")
     code = decode(plan_of(graph, copy("swap_in", X, -1, 0), copy("swap_out", Y, 3, 4)), graph)
-    assert on_host_between_iterations(code) == ({X}, {Y})
+    assert on_host_between_iterations(code) == ({X: "host"}, {Y})
     assert code[0] == StartSwapIn((X,), (0,), (X,)) and code[-1] == FinishSwapOut((Y,))
 
 
@@ -98,7 +98,7 @@ def test_a_result_that_the_device_frees_after_its_last_copy_in_stays_on_the_host
     graph = graph_of(LINES, inputs="x", outputs="a y")
     code = decode(plan_of(graph, copy("swap_out", A, 0, 1), copy("swap_in", A, 1, 3)), graph)
     assert [i.forgotten for i in code if isinstance(i, StartSwapIn)] == [()]
-    assert on_host_between_iterations(code) == (set(), {A})
+    assert on_host_between_iterations(code) == ({}, {A})
 
 
 @cache
@@ -131,7 +131,7 @@ def test_every_tensor_that_a_launch_reads_is_on_the_device_and_has_arrived(seed:
     for plan, graph in random_plans(seed, state_memory):
         code = decode(plan, graph)
         arriving, left = on_host_between_iterations(code)
-        device = {t.id for t in graph.tensors if t.producer is None} - arriving
+        device = {t.id for t in graph.tensors if t.producer is None} - arriving.keys()
         host, leaving, coming = set(arriving), set[TensorId](), set[TensorId]()
         for instruction in code:
             match instruction:

@@ -18,7 +18,7 @@ from tensile_jax.plan.policies.auto import floor_bytes
 from tensile_jax.plan.result.build import build_plan
 from tensile_jax.plan.result.check import check
 from tensile_jax.plan.result.instructions import decode
-from tensile_jax.plan.result.memory_curve import host_bytes
+from tensile_jax.plan.result.memory_curve import waiting_bytes
 from tensile_jax.plan.search.choice import LEAST, compared, predicted_plan, schedule_of, whole_peak, workspaces_of
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan, contradictions
@@ -113,7 +113,7 @@ def test_the_host_holds_a_copy_until_the_tensor_is_back_and_state_across_the_ite
         ("w", "swap_in", 0, 1), ("a", "swap_out", 2, 3), ("c", "swap_out", 4, 4), ("a", "swap_in", 4, 4), ("v", "swap_out", 5, 6),
         ("c", "swap_in", 5, 5),
     ]  # fmt: skip
-    assert host_bytes(decode(plan, graph), graph) == [1_000, 1_000, 20, 20, 4_020, 5_000, 1_000]
+    assert waiting_bytes(decode(plan, graph), graph, "host") == [1_000, 1_000, 20, 20, 4_020, 5_000, 1_000]
     assert plan.host_peak_bytes == 5_000
     with pytest.raises(InvalidPlan, match="needs 5000 bytes in host memory; the plan says 4999"):
         check(replace(plan, host_peak_bytes=4_999), graph)
