@@ -24,7 +24,7 @@ A replay does not count what no plan knows: arrays of the caller that are not ar
 Sizes in bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from tensile_jax.ir import Graph, TensorId
@@ -153,7 +153,7 @@ class _Device:
         self.drop((*launch.donated, *launch.drops))
         return running
 
-    def begin_next(self, arriving: frozenset[TensorId]) -> None:
+    def begin_next(self, arriving: Collection[TensorId]) -> None:
         """Give the results, and the arguments that are kept, to the next iteration, which has those in `arriving` on the host."""
         before, self.chunks = self.chunks, {}
         for t, result in self._next.items():
