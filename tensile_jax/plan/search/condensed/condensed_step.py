@@ -40,7 +40,7 @@ _SMALL_SHARE = 0.3  # of the same bytes: the most that all small tensors may hav
 _CROSSING = 0.1  # of its bytes: what a tensor that XLA writes anyway costs more as a result of a segment
 _MANY = 24  # bits of a set that are found faster as an array than one by one (`make bench-scale`)
 _CHEAP_US = 1.0  # a light operator that takes longer to run again makes significant tensors
-_AHEAD = 0.6  # of what is written ahead: less needs more tries, more wastes memory; from five segments of two workloads
+_AHEAD = 0.6  # of what is written ahead: less needs more tries, more wastes memory; set by hand on three segments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
