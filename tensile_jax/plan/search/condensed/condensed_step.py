@@ -40,6 +40,7 @@ _SMALL_SHARE = 0.3  # of the same bytes: the most that all small tensors may hav
 _CROSSING = 0.1  # of its bytes: what a tensor that XLA writes anyway costs more as a result of a segment
 _MANY = 24  # bits of a set that are found faster as an array than one by one (`make bench-scale`)
 _CHEAP_US = 1.0  # a light operator that takes longer to run again makes significant tensors
+_AHEAD = 0.6  # of what is written ahead: less needs more tries, more wastes memory; set by hand on three segments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +90,7 @@ class Condensed:
         derived_us: for each operator that makes derived tensors and takes time to run again, that time, in order of execution.
         derived_before: for each node, how many of these operators run before it.
         us, extra, heavy: for each node, its time, the bytes that it needs beside significant tensors, and its heavy operators.
+        ahead: for each node, the bytes of broadcast operands that XLA writes for it ahead of time, as far as they count.
         boundaries: the nodes before which a boundary may lie, ascending; 0 and the number of nodes at the ends.
         aliases: by the bit index of donated state, the bit index of the update that takes over its memory.
         at_begin, at_end: the sets of tensors on the device when the iteration begins, and that must be there when it ends.
@@ -116,6 +118,7 @@ class Condensed:
     us: tuple[float, ...]
     extra: tuple[int, ...]
     heavy: tuple[int, ...]
+    ahead: tuple[int, ...]
     boundaries: tuple[int, ...]
     aliases: dict[int, int]
     at_begin: int
@@ -249,6 +252,7 @@ def condense(
     starts = (*np.flatnonzero(made_at).tolist(), count) if count else (0,)
     node_of = np.searchsorted(np.array(starts), np.arange(count + 1), side="right") - 1
     elapsed = np.concatenate([[0.0], np.cumsum(costs.latencies)])
+    ahead = np.concatenate([[0.0], np.cumsum(_AHEAD * fusion.expanded)])
     heavy = np.concatenate([[0], np.cumsum(liveness.kinds == "heavy")])
     extra = liveness.reads.sums(np.where(derived & fusion.written, nbytes, 0)) + np.array([op.inner for op in operators], float)
     if relayout:
@@ -308,6 +312,7 @@ def condense(
         us=tuple(float(elapsed[b] - elapsed[a]) for a, b in pairwise(starts)),
         extra=tuple(copied),
         heavy=tuple(int(heavy[b] - heavy[a]) for a, b in pairwise(starts)),
+        ahead=tuple(int(ahead[b] - ahead[a]) for a, b in pairwise(starts)),
         boundaries=edges,
         aliases=aliases,
         at_begin=sum(1 << bit[t] for t in order if begins[t] < 0),
