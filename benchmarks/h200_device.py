@@ -154,6 +154,7 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]+)\}")
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 _SLICES = {"dynamic-slice", "slice"}
 _PARTS = {*_SLICES, "dynamic-update-slice"}
+_ON_HOST = "S(5)"  # how XLA names host memory in a shape
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 
 
@@ -179,6 +180,7 @@ def traffic(compiled: Any) -> int:
     """Bytes that the kernels of an executable read and write: operands and results of every scheduled instruction.
 
     Of an operand of which a kernel only reads or replaces slices, the slices count. Bodies of loops count as often as they run.
+    Copies to and from the host do not count: they run beside kernels, and between segments they are in no executable at all.
     """
     return sum(one.times * one.nbytes for one in kernels(compiled))
 
@@ -205,7 +207,10 @@ def cost_of(executables: Sequence[Any], profile: DeviceProfile) -> Cost:
 
 
 def kernels(compiled: Any) -> Iterator[Kernel]:
-    """The kernels of an executable. Collectives are among them, as if they read and wrote their operands and results."""
+    """The kernels of an executable. Collectives are among them, as if they read and wrote their operands and results.
+
+    A copy within the device that XLA has made asynchronous is one kernel. Copies to and from the host are none.
+    """
     entry, computations = _computations(compiled)
     return _kernels_of(entry, computations, 1)
 
@@ -273,10 +278,18 @@ def _computations(compiled: Any) -> tuple[str, dict[str, list[_Instruction]]]:
 
 def _kernels_of(name: str, computations: Mapping[str, Sequence[_Instruction]], times: int) -> Iterator[Kernel]:
     size: dict[str, int] = {}
+    to_or_from_host: set[str] = set()  # copies that have started
     for found in computations[name]:
         size[found.name] = found.nbytes
         called = _CALLS.search(found.rest)
         if found.opcode in _FREE:
+            continue
+        if found.opcode == "copy-start":  # has its operand in its result as well, so it counts where it is done
+            to_or_from_host |= {found.name} if _ON_HOST in found.shape else set()
+            continue
+        if found.opcode == "copy-done":
+            if found.operands[0] not in to_or_from_host:
+                yield Kernel(2 * found.nbytes, 0, times)
             continue
         if found.opcode in ("while", "call") and called is not None:
             turns = _TURNS.search(found.rest)
