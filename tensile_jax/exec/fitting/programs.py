@@ -27,15 +27,19 @@ NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit th
 def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:
     """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_program.py`).
 
-    None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster.
+    None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster. With `launch`
+    "auto", one device gets no program that computes more again than the chosen plan, whose segments would be launched one by one.
     """
     step = fitting.step
+    picks_faster = fitting.options.launch == "auto" and step.traced.devices == 1
     near = _NEAR_PROGRAM if step.options.state_layout == "row_major" else _NEAR_LAID_OUT
     plan = _first_program(fitting, chosen, goal, near) if step.in_one_program else None
     best: CompiledPlan | None = None
     tried: list[Tried] = []
     while plan is not None:
         assert plan.choice.barriers is not None  # it is a program
+        if picks_faster and plan.plan.recomputed_us > chosen.plan.recomputed_us:
+            break
         found = fitting.compiled(plan.choice, goal)
         if found is None:
             break
@@ -48,7 +52,7 @@ def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | 
         following = next_try(tried, goal.limit, devices=step.traced.devices)
         plan = None if following is None else _program_for(fitting, following, goal)
     slower = best is not None and best.launched.step_us > chosen.plan.step_us
-    return None if slower and fitting.options.launch == "auto" and step.traced.devices == 1 else best
+    return None if slower and picks_faster else best
 
 
 def predicted_program(fitting: Fitting, chosen: Planned, goal: Goal) -> Planned | None:

@@ -214,6 +214,18 @@ def test_a_program_that_is_slower_than_its_segments_is_not_taken(monkeypatch: py
     assert within_budget(plan)
 
 
+def test_auto_compiles_no_program_that_computes_more_again_than_the_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_step.Step, "in_one_program", property(lambda self: True))
+    seen = let_peaks_be(monkeypatch, 1.07, 0.99)
+    launched: dict[str, tuple[str, int]] = {}
+    for launch, rows in (("program", 703), ("auto", 704)):  # other shapes, so that nothing is known of the second step
+        seen.clear()
+        function = planned(sgd_step, "75%", launch=launch)
+        function(fresh(weights(12)), batch(rows=rows))
+        launched[launch] = running(function).plan.launch, len(seen)
+    assert launched == {"program": ("program", 2), "auto": ("segments", 1)}
+
+
 def scanned(layers: int) -> Any:
     """A step with a loop of so many iterations, which is opened."""
 
