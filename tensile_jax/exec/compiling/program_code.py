@@ -41,8 +41,9 @@ import jax.numpy as jnp
 
 from tensile_jax.exec.compiling.segment_code import LaidOut, SegmentBuilder, SegmentCode
 from tensile_jax.ir import Graph, Tensor, TensorId
+from tensile_jax.plan import DeviceProfile
 from tensile_jax.plan.result.instructions import FinishSwapIn, FinishSwapOut, Free, Launch, StartSwapIn, StartSwapOut
-from tensile_jax.plan.result.joined import JoinedProgram
+from tensile_jax.plan.result.joined import JoinedProgram, graph_of_programs, joined, programs_of
 from tensile_jax.plan_format import Barriers, Plan, Segment, StateLayout, unranged
 from tensile_jax.trace.avals import is_extended
 
@@ -125,6 +126,13 @@ def _laid_out(plan: Plan, joined: Segment, graph: Graph) -> tuple[LaidOut, ...]:
         return tuple(LaidOut(argument, result, None) for _, argument, result in pairs)
     chosen = {layout.tensor: layout.major_to_minor for layout in plan.layouts}
     return tuple(LaidOut(argument, result, chosen[old]) for old, argument, result in pairs if old in chosen)
+
+
+def bytes_laid_out(plan: Plan, graph: Graph, profile: DeviceProfile) -> int:
+    """The bytes of the state whose memory layout XLA may choose, if the segments of the plan are one program."""
+    seen, programs = graph_of_programs(plan, graph), programs_of(plan, graph)
+    donated = joined(plan, programs, graph, profile).segments[0].donated
+    return sum(seen.tensors[t].nbytes for t in donated if _may_be_laid_out(seen.tensors[t]))
 
 
 def _may_be_laid_out(tensor: Tensor) -> bool:

@@ -6,9 +6,11 @@ what its segments need. How much it does need, only XLA shows. `next_program.py`
 on each device.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from tensile_jax.exec.compiling.program_code import bytes_laid_out
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
@@ -17,7 +19,9 @@ from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan_format import Plan
 
 _NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by more is not compiled (`make bench-launches`)
-_NEAR_LAID_OUT = 0.12  # the same if XLA chooses the layouts of the state, of which it then needs no copies (the same)
+_NEAR_LAID_OUT = 0.12
+"""The same if XLA chooses the layouts of the state, of which it then needs no copies. A program may then exceed the limit by no
+more than the bytes of that state beside `_NEAR_PROGRAM` (the same)."""
 _MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
 _PLANS_OF_PROGRAM = 2  # made to find one that is expected to need what it should; more may keep more memory in use (not tuned)
 _EXPECTED = 0.97, 1.005  # of that: a program outside is worth a second plan (not tuned)
@@ -32,8 +36,7 @@ def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | 
     """
     step = fitting.step
     picks_faster = fitting.options.launch == "auto" and step.traced.devices == 1
-    near = _NEAR_PROGRAM if step.options.state_layout == "row_major" else _NEAR_LAID_OUT
-    plan = _first_program(fitting, chosen, goal, near) if step.in_one_program else None
+    plan = _first_program(fitting, chosen, goal, likely_spared) if step.in_one_program else None
     best: CompiledPlan | None = None
     tried: list[Tried] = []
     while plan is not None:
@@ -57,7 +60,7 @@ def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | 
 
 def predicted_program(fitting: Fitting, chosen: Planned, goal: Goal) -> Planned | None:
     """The program that a prediction shows, which may be expected to exceed the limit; None if segments cannot be joined."""
-    found = _first_program(fitting, chosen, goal, _NEAR_PROGRAM)
+    found = _first_program(fitting, chosen, goal, lambda *_: _NEAR_PROGRAM * goal.limit)
     return None if found is None else Planned(found.plan, found.choice)
 
 
@@ -69,20 +72,30 @@ class _Program(NamedTuple):
     limit: float
 
 
-def _first_program(fitting: Fitting, chosen: Planned, goal: Goal, near: float) -> _Program | None:
+def _first_program(
+    fitting: Fitting, chosen: Planned, goal: Goal, spared: Callable[[Fitting, Plan, float], float]
+) -> _Program | None:
     """The first program to compile; None if segments cannot be joined.
 
     A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
-    expected to exceed the limit by more than `near` of it, its segments are chosen under a lower limit, once.
+    expected to exceed the limit by more than `spared(fitting, plan, limit)`, its segments are chosen under a lower limit, once.
     """
     step = fitting.step
     copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
     first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
     found = _as_joined(fitting, chosen, first, goal)
-    excess = 0.0 if found is None else found.plan.peak_bytes - goal.limit
-    if excess <= near * goal.limit:
+    if found is None or found.plan.peak_bytes <= goal.limit + spared(fitting, found.plan, goal.limit):
         return found
+    excess = found.plan.peak_bytes - goal.limit
     return _program_for(fitting, Try(goal.limit - excess, first.form), goal) or found
+
+
+def likely_spared(fitting: Fitting, plan: Plan, limit: float) -> float:
+    """By how many bytes a program may be expected to exceed the limit, since XLA may need so much less."""
+    step, near = fitting.step, _NEAR_PROGRAM * limit
+    if step.options.state_layout == "row_major" or step.traced.devices > 1:
+        return near
+    return min(near + bytes_laid_out(plan, step.graph, fitting.planner.model.profile), _NEAR_LAID_OUT * limit)
 
 
 def _program_for(fitting: Fitting, wanted: Try, goal: Goal) -> _Program | None:

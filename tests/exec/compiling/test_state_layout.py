@@ -16,7 +16,10 @@ from jax.experimental.layout import Format, Layout
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
 from tensile_jax.exec.compiling import compiler
+from tensile_jax.exec.compiling.program_code import bytes_laid_out
 from tensile_jax.exec.compiling.segment_code import LaidOut
+from tensile_jax.exec.fitting.find_plan import begin
+from tensile_jax.exec.fitting.programs import likely_spared
 from tensile_jax.exec.transfer import Transfer, on_host, places_on_host
 from tensile_jax.plan_format import StateLayout
 from tests.builders import batch, fresh, low_budget, numbers, running, sgd_step, weights
@@ -112,6 +115,18 @@ def check_training(function: Any, state: Any, steps: int = 4) -> Any:
 
 
 @pytest.mark.usefixtures("xla_reverses")
+def test_a_program_may_be_expected_to_exceed_its_limit_by_no_more_than_the_state_that_xla_lays_out() -> None:
+    state = fresh_state()
+    function = planned(launch="program", state_memory="device")
+    plan = function.plan(state, images())
+    step = function._calls.step((state, images()), {})
+    nbytes = bytes_laid_out(plan, step.graph, step.planner.model.profile)
+    assert nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim == 4)
+    fitting = begin(step, None)
+    most = likely_spared(fitting, plan, 100 * nbytes), likely_spared(fitting, plan, 2 * nbytes)
+    assert most == pytest.approx((0.02 * 100 * nbytes + nbytes, 0.12 * 2 * nbytes))
+
+
 def test_results_come_back_in_the_chosen_layouts_and_later_calls_copy_nothing(relaid: list[int]) -> None:
     function, state = planned(), fresh_state()
     count = len(orders(state))
