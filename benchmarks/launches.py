@@ -3,10 +3,12 @@
 Each budget is kept three times: by launching every segment, and by one program that has the copies inside
 (`launch="one_program"`, `tensile_jax/exec/compiling/program_code.py`), with row-major state and with state whose layouts XLA
 chooses (`state_layout="auto"`; `laid_out` is how many tensors are then not row-major). State may be in host memory between two
-steps. Peak and traffic (bytes that kernels read and write) are relative to plain jit's. `rounds` is how often something was
-compiled. `host_launches` is what the host issues in a step: kernels, starts and ends of copies, and CUDA graphs. XLA's dumps list
-the kernels, and XLA turns each run of at least five kernels of some types into one graph. With convolutions among these types
-there are fewer launches (`with_convolutions`).
+steps. Each case begins as in a new process, and `rounds` is how often something was compiled.
+
+Peak and traffic (bytes that kernels read and write) are relative to plain jit's. Copies to and from the host are no kernels;
+`copied_bytes` counts them. `host_launches` is what the host issues in a step: kernels, starts and ends of copies, and CUDA
+graphs. XLA's dumps list the kernels, and XLA turns each run of at least five kernels of some types into one graph. With
+convolutions among these types there are fewer launches (`with_convolutions`).
 
 `python -m benchmarks.launches --model gpt` compiles one model's cases; the other rows stay. Writes
 `benchmarks/results/launches-h200.json`.
@@ -34,6 +36,7 @@ from tensile_jax.exec.compiling.step import CompiledPlan, LaunchName, Options, s
 from tensile_jax.exec.fitting.find_plan import fit
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Knowledge
+from tensile_jax.exec.fitting.knowledge_store import STORE
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan_format import StateLayoutName
@@ -90,6 +93,7 @@ def main(models: tuple[str, ...]) -> None:
 def _case(
     traced: TracedStep, device: Any, peak: int, moved: int, share: float, launch: LaunchName, layout: StateLayoutName
 ) -> dict[str, Any]:
+    STORE.forget()
     options = Options("auto", load_profile("h200"), "any", launch=launch, state_layout=layout)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
