@@ -76,7 +76,10 @@ class H200Compiler(Compiler):
         if code.out_shardings is not None:
             jitted = self._jitted(code, out_shardings=code.out_shardings)
             return jitted, jitted.trace(*code.avals).lower(lowering_platforms=("cuda",))
-        jitted = self._jitted(code, **self._formats(code))
+        placed: dict[str, Any] = self._formats(code)
+        if not code.avals:  # without inputs, only the sharding of the outputs names the device
+            placed = {"out_shardings": SingleDeviceSharding(self.device)}
+        jitted = self._jitted(code, **placed)
         return jitted, jitted.trace(*map(self._placed, code.avals)).lower(lowering_platforms=("cuda",))
 
     def _formats(self, code: SegmentCode) -> dict[str, Any]:

@@ -1,8 +1,13 @@
-"""What the benchmarks count in a compiled program: its kernels, and the bytes that these read and write."""
+"""What the benchmarks compile for an H200, and count there: kernels, and the bytes that these read and write."""
 
 from types import SimpleNamespace
 
-from benchmarks.h200_device import kernels, traffic
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from benchmarks.h200_device import H200Compiler, kernels, traffic
+from tensile_jax.exec.compiling.segment_code import SegmentCode
 
 _PROGRAM = """HloModule jit_program
 
@@ -40,3 +45,10 @@ def test_an_asynchronous_copy_within_the_device_reads_and_writes_its_bytes_once(
     )
     assert traffic(compiled) == 16000
     assert len(list(kernels(compiled))) == 2
+
+
+def test_a_segment_without_inputs_is_compiled_for_the_device_of_the_others() -> None:
+    device = jax.devices()[-1]
+    code = SegmentCode(lambda: (jnp.full((16, 1), 0.5),), (), (), "a constant")
+    _, lowered = H200Compiler(device)._lower(code)
+    assert lowered.out_info[0].sharding == SingleDeviceSharding(device)
