@@ -124,9 +124,14 @@ def _misses(program: _Program, most: float) -> tuple[float, float]:
 
 
 def _as_joined(fitting: Fitting, chosen: Planned, wanted: Try, goal: Goal) -> _Program | None:
-    """The chosen plan as programs of this form; None if its segments cannot be joined."""
-    if not can_be_joined(chosen.plan, fitting.step.graph, wanted.form):
+    """The chosen plan as programs of this form; None if its segments cannot be joined.
+
+    Where copies are to be part of a program, a plan with copies has the form `chain`, though one before it had none.
+    """
+    has_copies = bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
+    form = "chain" if wanted.form == "inputs" and fitting.step.copies_inside and has_copies else wanted.form
+    if not can_be_joined(chosen.plan, fitting.step.graph, form):
         return None
-    choice = replace(chosen.choice, barriers=wanted.form)
+    choice = replace(chosen.choice, barriers=form)
     plan = fitting.planner.plan_of(choice, goal, fitting.measured)
     return None if plan is None else _Program(plan, choice, wanted.limit)

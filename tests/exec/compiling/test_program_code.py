@@ -17,8 +17,9 @@ from tensile_jax.errors import PlanFileError
 from tensile_jax.exec.compiling import seen_on_gpus
 from tensile_jax.exec.compiling import step as exec_step
 from tensile_jax.exec.compiling.step import CompiledPlan
-from tensile_jax.exec.fitting import find_plan
+from tensile_jax.exec.fitting import find_plan, programs
 from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.next_program import Try
 from tensile_jax.exec.transfer import places_on_host
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import Choice, Goal
@@ -261,6 +262,14 @@ def test_copies_to_the_host_and_back_are_inside_one_program(fast_link: str) -> N
         np.testing.assert_allclose(a, b, rtol=1e-5)
     assert running(function).plan.barriers == "chain"
     assert function.report().passive_swap_ins == 0 and function.report().launches == 1
+
+
+def test_a_plan_with_copies_is_one_program_also_after_a_program_without_copies(
+    fast_link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "first_try", lambda budget, **_: Try(budget, "inputs"))  # as after one without copies
+    predicted = planned(sgd_step, launch="one_program", device_profile=fast_link).plan(weights(), batch())
+    assert (predicted.launch, predicted.barriers, predicted.launches) == ("program", "chain", 1)
 
 
 def test_without_one_program_copies_lie_between_launches(fast_link: str) -> None:
