@@ -3,7 +3,8 @@
 Each budget is kept three times: by launching every segment, and by one program that has the copies inside
 (`launch="one_program"`, `tensile_jax/exec/compiling/program_code.py`), with row-major state and with state whose layouts XLA
 chooses (`state_layout="auto"`; `laid_out` is how many tensors are then not row-major). State may be in host memory between two
-steps. Each case begins as in a new process, and `rounds` is how often something was compiled.
+steps. The step is planned in its fastest form (`exec/fitting/forms.py`). Each case begins as in a new process, and `rounds` is
+how often something was compiled.
 
 Peak and traffic (bytes that kernels read and write) are relative to plain jit's. Copies to and from the host are no kernels;
 `copied_bytes` counts them. `host_launches` is what the host issues in a step: kernels, starts and ends of copies, and CUDA
@@ -35,6 +36,7 @@ from tensile_jax.exec.compiling.segment_code import SegmentCode
 from tensile_jax.exec.compiling.step import CompiledPlan, LaunchName, Options, step_of
 from tensile_jax.exec.fitting.find_plan import fit
 from tensile_jax.exec.fitting.fitting import Fitting
+from tensile_jax.exec.fitting.forms import fastest_form
 from tensile_jax.exec.fitting.knowledge import Knowledge
 from tensile_jax.exec.fitting.knowledge_store import STORE
 from tensile_jax.installed_models import MODELS
@@ -100,7 +102,7 @@ def _case(
         compiler = _DumpingCompiler(device, Path(folder))
         budget, known = Budget(int(share * peak), None), Knowledge(CompiledSizes(whole=peak))
         try:
-            found = fit(Fitting(step_of(traced, options, compiler), budget, known))
+            found = fit(fastest_form(Fitting(step_of(traced, options, compiler), budget, known)))
         except BudgetTooSmall as error:
             return {"floor_ratio": round(error.floor_bytes / peak, 4), "rounds": compiler.rounds}
         launches = _host_launches(compiler.folders_of(found))
