@@ -154,6 +154,7 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]+)\}")
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 _SLICES = {"dynamic-slice", "slice"}
 _PARTS = {*_SLICES, "dynamic-update-slice"}
+_COPY_ENDS = {"copy-start", "copy-done"}  # of asynchronous copies, which no kernel makes
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 
 
@@ -179,6 +180,7 @@ def traffic(compiled: Any) -> int:
     """Bytes that the kernels of an executable read and write: operands and results of every scheduled instruction.
 
     Of an operand of which a kernel only reads or replaces slices, the slices count. Bodies of loops count as often as they run.
+    Asynchronous copies, as those to and from host memory, do not count: no kernel makes them.
     """
     return sum(one.times * one.nbytes for one in kernels(compiled))
 
@@ -276,7 +278,7 @@ def _kernels_of(name: str, computations: Mapping[str, Sequence[_Instruction]], t
     for found in computations[name]:
         size[found.name] = found.nbytes
         called = _CALLS.search(found.rest)
-        if found.opcode in _FREE:
+        if found.opcode in _FREE or found.opcode in _COPY_ENDS:
             continue
         if found.opcode in ("while", "call") and called is not None:
             turns = _TURNS.search(found.rest)
