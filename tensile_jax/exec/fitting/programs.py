@@ -24,14 +24,15 @@ _EXPECTED = 0.97, 1.005  # of that: a program outside is worth a second plan (no
 NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
 
 
-def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:
+def as_program(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
     """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_program.py`).
 
-    None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster.
+    None if none is asked for or keeps the limit, if segments cannot be joined, or if one device would run separate launches
+    faster.
     """
     step = fitting.step
     near = _NEAR_PROGRAM if step.options.state_layout == "row_major" else _NEAR_LAID_OUT
-    plan = _first_program(fitting, chosen, goal, near) if step.in_one_program else None
+    plan = _first_program(fitting, goal, near) if step.in_one_program else None
     best: CompiledPlan | None = None
     tried: list[Tried] = []
     while plan is not None:
@@ -47,13 +48,15 @@ def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | 
             break
         following = next_try(tried, goal.limit, devices=step.traced.devices)
         plan = None if following is None else _program_for(fitting, following, goal)
-    slower = best is not None and best.launched.step_us > chosen.plan.step_us
-    return None if slower and fitting.options.launch == "auto" and step.traced.devices == 1 else best
+    if best is None or fitting.options.launch != "auto" or step.traced.devices > 1:
+        return best
+    apart = fitting.chosen(goal)
+    return None if apart is not None and best.launched.step_us > apart.plan.step_us else best
 
 
-def predicted_program(fitting: Fitting, chosen: Planned, goal: Goal) -> Planned | None:
+def predicted_program(fitting: Fitting, goal: Goal) -> Planned | None:
     """The program that a prediction shows, which may be expected to exceed the limit; None if segments cannot be joined."""
-    found = _first_program(fitting, chosen, goal, _NEAR_PROGRAM)
+    found = _first_program(fitting, goal, _NEAR_PROGRAM)
     return None if found is None else Planned(found.plan, found.choice)
 
 
@@ -65,13 +68,16 @@ class _Program(NamedTuple):
     limit: float
 
 
-def _first_program(fitting: Fitting, chosen: Planned, goal: Goal, near: float) -> _Program | None:
-    """The first program to compile; None if segments cannot be joined.
+def _first_program(fitting: Fitting, goal: Goal, near: float) -> _Program | None:
+    """The first program to compile; None if there are no segments, or if they cannot be joined.
 
     A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
     expected to exceed the limit by more than `near` of it, its segments are chosen under a lower limit, once.
     """
     step = fitting.step
+    chosen = fitting.chosen_for_program(goal)
+    if chosen is None:
+        return None
     copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
     first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
     found = _as_joined(fitting, chosen, first, goal)
@@ -88,7 +94,7 @@ def _program_for(fitting: Fitting, wanted: Try, goal: Goal) -> _Program | None:
     """
     best: _Program | None = None
     for _ in range(_PLANS_OF_PROGRAM):
-        chosen = fitting.chosen(Goal(wanted.limit, goal.max_slowdown))
+        chosen = fitting.chosen_for_program(Goal(wanted.limit, goal.max_slowdown))
         found = None if chosen is None else _as_joined(fitting, chosen, wanted, goal)
         if found is None or wanted.expected_bytes is None:
             return best or found
