@@ -154,9 +154,9 @@ def programs() -> Section:
         headline=f"ResNet-50 as one program in half of the memory: {half['auto']:.2f} of plain jit's traffic, where XLA "
         f"chooses the layouts of the state; {half['row_major']:.2f}, where it is row-major",
         reading='State anywhere: `launch="segments"`, `launch="one_program"`, and the same with `state_layout="auto"`. *Plans* '
-        "is how many were compiled until one kept the budget. *Copies* are those to and from the host in a step. The last two "
-        "columns are what the host issues for a step, by XLA's own dumps: as XLA is set by default, and with convolutions in "
-        "its CUDA graphs.",
+        "is how many were compiled until one kept the budget. *Copies* are those to and from the host in a step, which *traffic* "
+        "does not count. The last two columns are what the host issues for a step, by XLA's own dumps: as XLA is set by "
+        "default, and with convolutions in its CUDA graphs.",
         table=table(
             ("step", "budget", "launched as", "plans", "peak", "traffic", "copies", "issued by the host", "with convolutions"),
             rows,
