@@ -150,7 +150,7 @@ class Planner:
             return self
         model = StepModel(
             self.graph, self.profile, state_may_stay_out=True, host_limit=self.model.host_limit,
-            whole_graph=self.model.whole_graph, corrections=self.model.corrections,
+            whole_graph=self.model.whole_graph, corrections=self.model.corrections, in_one_program=self.model.in_one_program,
         )  # fmt: skip
         return Planner(
             self.graph,
@@ -160,6 +160,10 @@ class Planner:
             versions=self._versions,
             model=model,
         )
+
+    def of_one_program(self) -> "Planner":
+        """A planner of the same step whose plans are to become one executable, with their copies inside."""
+        return self._with_model(self.model.as_one_program())
 
     def corrected(self, corrections: Corrections) -> "Planner":
         """A planner of the same step with these corrections of its latencies, with the same policy and options."""
@@ -179,7 +183,17 @@ class Planner:
     def __reduce__(self) -> Any:
         """A planner is pickled without what it has computed."""
         model = self.model
-        return _remade, (model.graph, model.whole_graph, self.profile, model.state_may_stay_out, model.host_limit, self._kept())
+        kept = self._kept()
+        given = (
+            model.graph,
+            model.whole_graph,
+            self.profile,
+            model.state_may_stay_out,
+            model.host_limit,
+            model.in_one_program,
+            kept,
+        )
+        return _remade, given
 
     def _kept(self) -> dict[str, Any]:
         names = ("policy_name", "state_memory", "_policy", "_versions")
@@ -522,10 +536,14 @@ def _remade(
     profile: DeviceProfile,
     state_may_stay_out: bool,
     host_limit: float,
+    in_one_program: bool,
     kept: dict[str, Any],
 ) -> Planner:
     """The planner that was pickled. Its corrections are not pickled with it."""
-    model = StepModel(graph, profile, state_may_stay_out=state_may_stay_out, host_limit=host_limit, whole_graph=whole_graph)
+    model = StepModel(
+        graph, profile, state_may_stay_out=state_may_stay_out, host_limit=host_limit, whole_graph=whole_graph,
+        in_one_program=in_one_program,
+    )  # fmt: skip
     planner = Planner(graph, profile, model=model)
     planner.__dict__.update(kept)
     return planner

@@ -246,6 +246,9 @@ def untried_whole_bytes(fitting: Fitting) -> int | None:
 
 def _predict_anew(fitting: Fitting, goal: Goal) -> CompiledPlan:
     in_one_program = fitting.step.in_one_program
+    program = predicted_program(fitting, goal) if in_one_program else None
+    if program is not None and program.plan.peak_bytes <= goal.limit:
+        return fitting.as_predicted(program)
     without_margin = in_one_program or goal.max_slowdown is not None
     found = fitting.chosen(goal) if without_margin else fitting.chosen_with_margin(goal)
     if found is None and fitting.planner.has_choice(goal.limit, fitting.measured):
@@ -257,9 +260,6 @@ def _predict_anew(fitting: Fitting, goal: Goal) -> CompiledPlan:
         if shown is None:
             raise fitting.planner.no_verified_plan()
         return shown
-    program = predicted_program(fitting, found, goal) if in_one_program else None
-    if program is not None and program.plan.peak_bytes <= goal.limit:
-        found = program
     return fitting.as_predicted(found)
 
 
@@ -333,7 +333,7 @@ def _fast_enough(fitting: Fitting) -> CompiledPlan:
         if best is not None and best.plan.peak_bytes <= goal.limit:
             break
         chosen = fitting.chosen(goal)
-        found = None if chosen is None else as_program(fitting, chosen, goal) or fitting.compiled(chosen.choice, goal)
+        found = None if chosen is None else as_program(fitting, goal) or fitting.compiled(chosen.choice, goal)
         if found is not None and (best is None or found.plan.peak_bytes < best.plan.peak_bytes):
             best = found
     if best is None:
@@ -347,8 +347,7 @@ def _search(fitting: Fitting, draft: Precedent | None, goal: Goal) -> CompiledPl
     If the planner has no choice that compiling confirms, the plan with the least peak is compiled. Where compiling shows that
     predictions were too high, the step may fit as one executable, or the planner may have a faster plan by then.
     """
-    chosen = fitting.chosen(goal) if fitting.step.in_one_program else None
-    found = None if chosen is None else as_program(fitting, chosen, goal)
+    found = as_program(fitting, goal)
     if found is not None:
         return found
     if _is_refused_at_once(fitting, goal.limit):

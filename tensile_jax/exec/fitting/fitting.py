@@ -186,6 +186,18 @@ class Fitting:
         with self._planning():
             return self.planner.plan(goal, self.measured)
 
+    def chosen_for_program(self, goal: Goal) -> Planned | None:
+        """The planner's choice of segments for a program, and the plan of that choice; None if there is none.
+
+        If copies are part of the program, the choice is made for one executable (`StepModel.as_one_program`).
+        """
+        step = self.step
+        if not step.copies_inside:
+            return self.chosen(goal)
+        planner = step.once("planner of one program", step.planner.of_one_program)
+        with self._planning():
+            return planner.plan(goal, self.measured)
+
     def chosen_with_margin(self, goal: Goal, attempt: int = 1) -> Planned | None:
         """The planner's choice with the margin, and the plan of that choice; None if there is none."""
         measured = self.with_margin(goal, attempt)

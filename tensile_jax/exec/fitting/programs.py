@@ -28,20 +28,22 @@ _EXPECTED = 0.97, 1.005  # of that: a program outside is worth a second plan (no
 NEARLY_PLAIN_TIME = 1.02  # of the whole step's time: a plan within the limit that is no slower is taken
 
 
-def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | None:
+def as_program(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
     """The fastest plan in one program that keeps the limit, of those that are compiled in turn (`next_program.py`).
 
-    None if none keeps the limit, if segments cannot be joined, or if one device would run separate launches faster. With `launch`
-    "auto", one device gets no program that computes more again than the chosen plan, whose segments would be launched one by one.
+    None if none is asked for or keeps the limit, if segments cannot be joined, or if one device would run separate launches
+    faster. With `launch` "auto", one device gets no program that computes more again than the plan whose segments would be
+    launched one by one.
     """
     step = fitting.step
-    picks_faster = fitting.options.launch == "auto" and step.traced.devices == 1
-    plan = _first_program(fitting, chosen, goal, likely_spared) if step.in_one_program else None
+    plan = _first_program(fitting, goal, likely_spared) if step.in_one_program else None
+    picks_faster = plan is not None and fitting.options.launch == "auto" and step.traced.devices == 1
+    apart = fitting.chosen(goal) if picks_faster else None
     best: CompiledPlan | None = None
     tried: list[Tried] = []
     while plan is not None:
         assert plan.choice.barriers is not None  # it is a program
-        if picks_faster and plan.plan.recomputed_us > chosen.plan.recomputed_us:
+        if apart is not None and plan.plan.recomputed_us > apart.plan.recomputed_us:
             break
         found = fitting.compiled(plan.choice, goal)
         if found is None:
@@ -54,13 +56,13 @@ def as_program(fitting: Fitting, chosen: Planned, goal: Goal) -> CompiledPlan | 
             break
         following = next_try(tried, goal.limit, devices=step.traced.devices)
         plan = None if following is None else _program_for(fitting, following, goal)
-    slower = best is not None and best.launched.step_us > chosen.plan.step_us
-    return None if slower and picks_faster else best
+    slower = best is not None and apart is not None and best.launched.step_us > apart.plan.step_us
+    return None if slower else best
 
 
-def predicted_program(fitting: Fitting, chosen: Planned, goal: Goal) -> Planned | None:
+def predicted_program(fitting: Fitting, goal: Goal) -> Planned | None:
     """The program that a prediction shows, which may be expected to exceed the limit; None if segments cannot be joined."""
-    found = _first_program(fitting, chosen, goal, lambda *_: _NEAR_PROGRAM * goal.limit)
+    found = _first_program(fitting, goal, lambda *_: _NEAR_PROGRAM * goal.limit)
     return None if found is None else Planned(found.plan, found.choice)
 
 
@@ -72,15 +74,16 @@ class _Program(NamedTuple):
     limit: float
 
 
-def _first_program(
-    fitting: Fitting, chosen: Planned, goal: Goal, spared: Callable[[Fitting, Plan, float], float]
-) -> _Program | None:
-    """The first program to compile; None if segments cannot be joined.
+def _first_program(fitting: Fitting, goal: Goal, spared: Callable[[Fitting, Plan, float], float]) -> _Program | None:
+    """The first program to compile; None if there are no segments, or if they cannot be joined.
 
     A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
     expected to exceed the limit by more than `spared(fitting, plan, limit)`, its segments are chosen under a lower limit, once.
     """
     step = fitting.step
+    chosen = fitting.chosen_for_program(goal)
+    if chosen is None:
+        return None
     copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
     first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
     found = _as_joined(fitting, chosen, first, goal)
@@ -105,7 +108,7 @@ def _program_for(fitting: Fitting, wanted: Try, goal: Goal) -> _Program | None:
     """
     best: _Program | None = None
     for _ in range(_PLANS_OF_PROGRAM):
-        chosen = fitting.chosen(Goal(wanted.limit, goal.max_slowdown))
+        chosen = fitting.chosen_for_program(Goal(wanted.limit, goal.max_slowdown))
         found = None if chosen is None else _as_joined(fitting, chosen, wanted, goal)
         if found is None or wanted.expected_bytes is None:
             return best or found

@@ -15,7 +15,8 @@ Three cases are special:
     - The device's allocator may hand out more than it is asked for. The search then begins with a lower limit. The difference is
       what the allocator hands out unasked under a plan that is found quickly.
     - If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, which
-      fills the link between host and device with copies of state.
+      fills the link between host and device with copies of state. A plan for one executable does not, since some of these copies
+      would free nothing in it (`StepModel.as_one_program`).
     - A loop is *opened* if the step contains the operators of every iteration. For a step with opened loops, a plan that treats
       all iterations alike (`search/alike_iterations.py`) needs far fewer executables. The policy takes it if it is hardly slower
       than the step as one executable, or than what the search finds.
@@ -134,6 +135,7 @@ def _fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedul
     other = fastest(model, limit, measured)
     if (
         model.state_may_stay_out
+        and not model.in_one_program
         and not model.has_iterations
         and (other is None or other.step_us > _WITHOUT_TENSILE * model.whole_us)
     ):

@@ -121,7 +121,9 @@ def as_programs(plan: Plan, graph: Graph, form: Barriers, profile: DeviceProfile
     """The plan with its segments joined into programs with barriers of this form.
 
     The sizes of its segments are what is expected while the operators of a segment run. A program holds the device memory of its
-    arguments until it ends, or until results take over that memory, also where the plan would free it sooner.
+    arguments until it ends, or until results take over that memory, also where the plan would free it sooner. It asks the
+    device's allocator once for all that its segments need beside that, so what the allocator hands out unasked is that of the
+    program.
     """
     plan = replace(plan, launch="program", launches=1, barriers=form)
     if form == "chain":
@@ -130,15 +132,21 @@ def as_programs(plan: Plan, graph: Graph, form: Barriers, profile: DeviceProfile
     before, after = _contents(decode(plan, graph), graph)
     successor = {pair.input: pair.output for pair in graph.carried if _can_take_over(pair, graph)}
     segments = list(plan.segments)
-    for program in programs:
-        arguments = {t for t in before[program.first] if graph.tensors[t].nbytes}
+    launched = joined(plan, programs, graph, profile).segments
+    copied = _on_host_at_ends(plan, graph)[0] if form == "chain" else frozenset[TensorId]()
+    for program, alone in zip(programs, launched, strict=True):
+        arguments = {t for t in before[program.first] - copied if graph.tensors[t].nbytes}
         for index in range(program.first, program.end):
             there = before[index] | after[index]
             held = sum(graph.tensors[t].nbytes for t in arguments - there if successor.get(t) not in there)
             segment = segments[index]
+            unasked = alone.allocator_bytes - segment.allocator_bytes
             segments[index] = replace(
-                segment, resident_bytes=segment.resident_bytes + held, device_bytes=segment.device_bytes + held
-            )  # fmt: skip
+                segment,
+                resident_bytes=segment.resident_bytes + held,
+                allocator_bytes=alone.allocator_bytes,
+                device_bytes=segment.device_bytes + held + unasked,
+            )
     return with_peak(replace(plan, launches=len(programs)), segments, profile)
 
 

@@ -172,7 +172,7 @@ def compared(schedule: Schedule, workspaces: Sequence[int]) -> dict[SegmentKey, 
 def whole_peak(model: StepModel, measured: CompiledSizes) -> int:
     """Peak of the step as one executable, in bytes, by the account of the device's allocator."""
     needed = whole_needs(model, measured)
-    return model.decided(("whole peak", needed), lambda: whole_peak_bytes(needed, model.graph, model.profile))
+    return model.decided(("whole peak", needed), lambda: whole_peak_bytes(needed, model.graph, model.given_profile))
 
 
 def whole_needs(model: StepModel, measured: CompiledSizes) -> int:

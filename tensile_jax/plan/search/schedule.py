@@ -165,6 +165,16 @@ class Schedule:
         """All tensors that exist at some time during segment j."""
         return self.at[j] | self.evaluator.made(self.cuts[j], self.cuts[j + 1]) | self.accounts[j].again
 
+    def may_be_swapped(self, t: int) -> bool:
+        """Whether a swap of tensor t frees memory: of what an executable would hold, only what it finds or leaves on the host."""
+        step = self.evaluator.condensed
+        several = self.residencies[t]
+        if not step.movable >> t & 1 or not several:
+            return False
+        if not step.held >> t & 1:
+            return True
+        return several[0].arrival == COPIED if step.at_begin >> t & 1 else several[-1].leaves
+
     # -- changes ------------------------------------------------------------------------------------------------------------
 
     def set_residencies(self, t: int, residencies: Several) -> set[int]:

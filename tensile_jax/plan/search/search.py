@@ -450,6 +450,8 @@ def _all_absent(evaluator: Evaluator) -> Schedule:
                 uses[t].append(j)
     old_of = {new: old for old, new in condensed.pairs}
     new_of = dict(condensed.pairs)
+    across = sum(1 << t for pair in condensed.pairs for t in set(pair))
+    movable = condensed.movable & ~(condensed.held & ~across)
     residencies: list[Several] = []
     for t, made in enumerate(condensed.made):
         j = int(segment[made]) if made >= 0 else -1
@@ -458,9 +460,7 @@ def _all_absent(evaluator: Evaluator) -> Schedule:
             needs.append(k)
         if t in old_of and condensed.at_end >> t & 1:
             needs.pop()
-        residencies.append(
-            _apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(condensed.movable >> t & 1))
-        )
+        residencies.append(_apart(needs, j, stays_out=t in old_of, starts_out=t in new_of, movable=bool(movable >> t & 1)))
     made = assemble(evaluator, list(range(k + 1)), residencies)
     assert made is not None
     return made

@@ -39,6 +39,7 @@ Made = TypeVar("Made")
 
 _TURNS = 4  # boundaries at which tensors are dropped, the highest first (`make bench-constants`)
 _ENOUGH = 0.99  # of the highest footprint: a turn that lowers it by less is the last (`make bench-constants`)
+_NO_LAUNCH_US = 0.01  # the launch of a part of an executable, above zero as that of every device profile
 _LAUNCHES = 10  # of a typical plan, which share the time that the host is ahead of the device; not tuned
 
 
@@ -51,6 +52,7 @@ class StepModel:
         host_limit: the most bytes that a plan may have in host memory; zero for plans without swaps.
         whole_graph: the graph of the step as one executable, if it has loops that are opened in `graph`.
         corrections: what was measured of the step's operators and of the link, in relation to what `profile` predicts.
+        in_one_program: whether plans become one executable, with their copies inside (`as_one_program`).
 
     Attributes:
         given_profile: the device profile as it was given.
@@ -66,12 +68,14 @@ class StepModel:
         host_limit: float = float("inf"),
         whole_graph: Graph | None = None,
         corrections: Corrections | None = None,
+        in_one_program: bool = False,
     ) -> None:
         self.graph = graph
         self.corrections = corrections or no_corrections(len(graph.operators))
         self.given_profile = profile
         self.state_may_stay_out = state_may_stay_out
         self.host_limit = host_limit if sum(t.nbytes for t in graph.tensors) > host_limit else float("inf")
+        self.in_one_program = in_one_program
         self.whole_graph = whole_graph
         self._dropped: dict[float, Retention] = {}
         self._evaluators: dict[tuple[int, ...], Evaluator] = {}
@@ -82,7 +86,7 @@ class StepModel:
         a measured workspace names its segment by them (`cost/workspace.py`)."""
         made = StepModel(
             self.graph, self.given_profile, state_may_stay_out=self.state_may_stay_out, host_limit=self.host_limit,
-            whole_graph=self.whole_graph, corrections=corrections,
+            whole_graph=self.whole_graph, corrections=corrections, in_one_program=self.in_one_program,
         )  # fmt: skip
         shared = {name: getattr(self, name) for name in ("liveness", "fusion", "undropped", "classes", "boundaries")}
         made.__dict__.update(shared)
@@ -102,6 +106,23 @@ class StepModel:
         if sum(t.nbytes for t in self.graph.tensors) <= host_limit:
             host_limit = float("inf")
         return self if host_limit == self.host_limit else self.decided(("host limit", host_limit), make)
+
+    def as_one_program(self) -> "StepModel":
+        """The same step for plans that become one executable, with their copies inside (`result/joined.py`), made once.
+
+        Such an executable holds its arguments, so state is on the host across the boundary of the iteration, or on the device for
+        the whole step. The executable asks the device's allocator once for all that its segments need, so the allocator hands out
+        nothing between them unasked. A further segment costs no launch.
+        """
+
+        def make() -> StepModel:
+            made = copy(self)
+            made.in_one_program, made._evaluators, made._decided = True, {}, {}
+            for name in ("profile", "costs", "evaluator", "plain_evaluator", "search_evaluator"):
+                made.__dict__.pop(name, None)
+            return made
+
+        return self if self.in_one_program else self.decided("one program", make)
 
     @property
     def budgets(self) -> Mapping[Memory, int | None]:
@@ -127,6 +148,8 @@ class StepModel:
         ahead by the time that the step's kernels run longer than the host needs to issue them; `_LAUNCHES` launches share it.
         """
         profile = self.corrections.of_link(self.given_profile)
+        if self.in_one_program:
+            return replace(profile, allocator="exact", launch_us=_NO_LAUNCH_US)
         if not profile.host_launch_us:
             return profile
         device = fused_latencies(self.liveness, self.fusion, replace(profile, host_kernel_us=0.0))
@@ -341,4 +364,5 @@ class StepModel:
             boundaries=sorted({*self.boundaries, *boundaries}), last_needed=last_needed,
             smallest_swap=SMALLEST if self.may_swap else None, relayout=self.profile.canonical_layouts,
             pairs=self.pairs if self.state_may_stay_out and self.may_swap else (),
+            in_one_program=self.in_one_program,
         )  # fmt: skip

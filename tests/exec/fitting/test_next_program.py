@@ -46,6 +46,11 @@ def test_a_program_with_copies_that_is_far_above_the_budget_is_made_for_less() -
     assert next_try([tried(100, 110, "chain")], 100, devices=1) == Try(100 - 10 - 1, "chain", 100 - 10 - 1)
 
 
+def test_a_program_with_copies_is_not_expected_to_be_as_wrong_as_one_that_was_wrong_by_far() -> None:
+    # 1230 for 1000 expected: 230 too much, of which 100 count, so the next is to be expected to need 100 less than 990
+    assert next_try([tried(1000, 1230, "chain", 1000)], 1000, devices=1) == Try(1000 - 110, "chain", 890)
+
+
 def test_on_one_device_the_next_program_is_to_be_wrong_by_as_much_as_the_latest() -> None:
     # 1030 for 1010 expected: 20 too much, so the next is to be expected to need 20 less than 990
     assert next_try([tried(1000, 1030, "inputs", 1010)], 1000, devices=1) == Try(1000 - 40, "inputs", 970)

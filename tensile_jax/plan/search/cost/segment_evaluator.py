@@ -20,6 +20,7 @@ from tensile_jax.plan.search.cost.timing import GRID_US
 from tensile_jax.plan.search.cost.workspace import CompiledSizes, Correction, SegmentKey, correction, predicted_workspace
 
 _COMPILING = 0.004  # of the step's time: the least cost of a segment, as each is compiled (`make bench-workloads`)
+_BOUNDARY = 0.001  # the same where segments are parts of one executable (`make bench-launches`)
 _SHORT = 200  # nodes that count as one more evaluated segment (`make bench-constants`)
 
 
@@ -131,7 +132,8 @@ class Evaluator:
         # by segment and what it leaves, by the tensors that matter and by those of them that are there
         self._begun: dict[tuple[int, int], BegunSegment] = {}
         self.evaluated = 0  # segments, a long one as often as it takes longer; and schedules that were tried
-        self.compiling_us = max(0.0, _COMPILING * sum(step.us) - profile.launch_us)
+        part = _BOUNDARY if step.in_one_program else _COMPILING
+        self.compiling_us = max(0.0, part * sum(step.us) - profile.launch_us)
         self.nothing = SegmentAccount(0.0, 0.0, 0, 0, 0, 0, 0)
         self.out_us = [_on_grid(copy_out_us(n, profile)) for n in step.nbytes]
         self.in_us = [_on_grid(copy_in_us(n, profile)) for n in step.nbytes]

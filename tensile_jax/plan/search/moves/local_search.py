@@ -139,7 +139,7 @@ def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterat
     for gap in residency_moves.gaps_at(schedule, j):
         recipe = step.recipes[gap.t]
         us = recipe.us if recipe is not None and gap.before < schedule.count else float("inf")
-        if step.movable >> gap.t & 1:
+        if schedule.may_be_swapped(gap.t):
             us = min(us, _swap_us(schedule, gap, _SWAP_RISK))
         if us < most_us:
             span = sum(1 for p in schedule.peaks[gap.after + 1 : gap.before] if p > limit) + (gap.after == j)
@@ -184,7 +184,7 @@ def released(
         expected = rate(recipe.us, nbytes, gap.after, gap.before)
         for move in dropped(gap):
             yield expected, move
-    if step.movable >> gap.t & 1 and gap.before > gap.after + 1:
+    if schedule.may_be_swapped(gap.t) and gap.before > gap.after + 1:
         seen: set[tuple[int, int]] = set()
         us = _swap_us(schedule, gap, 0.0)
         for gone, back in windows(schedule, gap, j, limit):

@@ -209,4 +209,17 @@ def keep_across(schedule: Schedule, old: int) -> Schedule | None:
         return None
     first, last = before[0], after[-1]
     staying = (Residency(0, first.last, BEGINS, first.leaves), *before[1:])
-    return _replaced(schedule, old, staying, [(new, (*after[:-1], last._replace(last=schedule.count, leaves=False)))])
+    returned = (*after[:-1], last._replace(last=schedule.count, leaves=False))
+    if schedule.evaluator.condensed.in_one_program:
+        staying, returned = _never_away(staying), _never_away(returned)
+    return _replaced(schedule, old, staying, [(new, returned)])
+
+
+def _never_away(residencies: Several) -> Several:
+    """The residencies without the swaps between them."""
+    first, *others = residencies
+    found = [first]
+    for one in others:
+        away = found[-1].leaves and one.arrival == COPIED
+        found[-1:] = [found[-1]._replace(last=one.last, leaves=one.leaves)] if away else [found[-1], one]
+    return tuple(found)
