@@ -127,6 +127,7 @@ def test_a_program_may_be_expected_to_exceed_its_limit_by_no_more_than_the_state
     assert most == pytest.approx((0.02 * 100 * nbytes + nbytes, 0.12 * 2 * nbytes))
 
 
+@pytest.mark.usefixtures("xla_reverses")
 def test_results_come_back_in_the_chosen_layouts_and_later_calls_copy_nothing(relaid: list[int]) -> None:
     function, state = planned(), fresh_state()
     count = len(orders(state))
