@@ -33,9 +33,6 @@ The planner uses these properties of tensors t and operators o:
                 same pass, such as the maximum in a softmax. What light operators make of a statistic alone is a statistic too, if
                 it is no larger
     again(o)    the bytes that XLA writes of the results of o if another segment runs o again
-    expanded(o) the bytes of a broadcast operand that XLA writes for the sum o. XLA:CPU computes a sum of a product, such as the
-                gradient of a normalization's scale, in one kernel, which reads both factors in full size. 0 for other operators,
-                and if the backend computes on the fly what a reduction reads
     row(o)      the number of a join in its chain; 0 if o is no join or is in no chain. A *chain* is a sequence of joins, each of
                 which reaches the next through light operators
 
@@ -69,13 +66,11 @@ _EXPENSIVE_ON_CPU = EXPENSIVE | frozenset(f"cbrt div erfc exp exp2 expm1 log log
 _VIEWS = frozenset("broadcast_in_dim expand_dims reshape squeeze".split())
 _SMALL_VIEW = 65536  # bytes: the minimum cut decides whether a larger view is stored (`minimum_cut.py`); not tuned
 _SCALAR = 16  # bytes; the largest scalar
-_FACTORS = 2  # products in a row that are searched for a broadcast factor; not tuned
 
 
 @dataclass(frozen=True, eq=False)
 class Fusion:
-    """By tensor id: `materialised`, `virtual`, `relaid`. By the operator's place: `reread` bytes, `row`; `again` and
-    `expanded` (bytes).
+    """By tensor id: `materialised`, `virtual`, `relaid`. By the operator's place: `reread` bytes, `row`, and `again` (bytes).
 
     `largest` is the size of the largest result of a heavy operator.
     """
@@ -87,7 +82,6 @@ class Fusion:
     row: tuple[int, ...]
     largest: int
     again: np.ndarray
-    expanded: np.ndarray
 
     @cached_property
     def written(self) -> np.ndarray:
@@ -172,30 +166,7 @@ def find_fusion(liveness: Liveness, *, fused_reductions: bool) -> Fusion:
     largest = max((size[t] for op in operators if op.kind == "heavy" for t in op.outputs), default=1)
     relaid = _relaid(liveness)
     again = _written_again(liveness, materialised, relaid, shared if fused_reductions else {})
-    expanded = np.zeros(len(operators)) if fused_reductions else _expanded(liveness)
-    return Fusion(tuple(materialised), tuple(virtual), tuple(relaid), tuple(reread), tuple(row), largest, again, expanded)
-
-
-def _expanded(liveness: Liveness) -> np.ndarray:
-    """`expanded` of every operator, on a backend that reads what it reduces from memory."""
-    operators, size = liveness.graph.operators, liveness.nbytes.tolist()
-    found = np.zeros(len(operators))
-    for place, op in enumerate(operators):
-        if op.primitive == "reduce_sum" and _has_broadcast_factor(liveness, op.inputs[0], size):
-            found[place] = size[op.inputs[0]]
-    return found
-
-
-def _has_broadcast_factor(liveness: Liveness, t: int, size: Sequence[int]) -> bool:
-    """Whether t is a product with a factor that is much smaller than t and no scalar."""
-    factors = [t]
-    for _ in range(_FACTORS):
-        made_by = [liveness.graph.operators[p] for u in factors if (p := liveness.begin[u]) >= 0 and size[u] == size[t]]
-        products = [op for op in made_by if op.primitive == "mul"]
-        factors = [u for op in products for u in op.inputs]
-        if any(_SCALAR < size[u] <= size[t] // _SMALL for u in factors):
-            return True
-    return False
+    return Fusion(tuple(materialised), tuple(virtual), tuple(relaid), tuple(reread), tuple(row), largest, again)
 
 
 def _written_again(

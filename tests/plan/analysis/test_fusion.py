@@ -256,13 +256,3 @@ def random_light_graph(rng: random.Random) -> Graph:
         dataclasses.replace(op, primitive=rng.choice(("tanh", "mul"))) if op.kind == "light" else op for op in graph.operators
     )
     return dataclasses.replace(graph, operators=operators)
-
-
-def test_a_sum_of_a_product_with_a_broadcast_factor_has_that_factor_written_where_reductions_are_not_fused() -> None:
-    def step(x: Any, scale: Any, factor: Any) -> Any:
-        return jnp.sum(x * scale, axis=1), jnp.sum(x * x, axis=0), jnp.sum(x * factor, axis=0)
-
-    graph = graph_for(step, jnp.ones((_N, _N)), jnp.ones((_N,)), jnp.ones(()))
-    sums = [place for place, op in enumerate(graph.operators) if op.primitive == "reduce_sum"]
-    assert fusion_of(graph, fused_reductions=False).expanded[sums].tolist() == [4 * _N * _N, 0, 0]
-    assert not fusion_of(graph, fused_reductions=True).expanded.any()

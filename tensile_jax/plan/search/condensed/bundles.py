@@ -135,7 +135,6 @@ class _Bundling:
             us=tuple(sum(step.us[a:b]) for a, b in pairwise(edges)),
             extra=self._extra(),
             heavy=tuple(sum(step.heavy[a:b]) for a, b in pairwise(edges)),
-            ahead=tuple(sum(step.ahead[a:b]) for a, b in pairwise(edges)),
             boundaries=tuple(range(len(edges))),
             aliases={self._bundle_of[old]: self._bundle_of[new] for old, new in step.aliases.items()},
             at_begin=all_of(step.at_begin),

@@ -40,7 +40,6 @@ _SMALL_SHARE = 0.3  # of the same bytes: the most that all small tensors may hav
 _CROSSING = 0.1  # of its bytes: what a tensor that XLA writes anyway costs more as a result of a segment
 _MANY = 24  # bits of a set that are found faster as an array than one by one (`make bench-scale`)
 _CHEAP_US = 1.0  # a light operator that takes longer to run again makes significant tensors
-_AHEAD = 0.6  # of what is written ahead: less needs more tries, more wastes memory; set by hand on three segments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,12 +89,10 @@ class Condensed:
         derived_us: for each operator that makes derived tensors and takes time to run again, that time, in order of execution.
         derived_before: for each node, how many of these operators run before it.
         us, extra, heavy: for each node, its time, the bytes that it needs beside significant tensors, and its heavy operators.
-        ahead: for each node, the bytes of broadcast operands that XLA writes for it ahead of time, as far as they count.
         boundaries: the nodes before which a boundary may lie, ascending; 0 and the number of nodes at the ends.
         aliases: by the bit index of donated state, the bit index of the update that takes over its memory.
         at_begin, at_end: the sets of tensors on the device when the iteration begins, and that must be there when it ends.
         movable: the set of those that may be swapped.
-        in_one_program: whether the step becomes one executable, which holds its arguments and results (`held`).
         alone: indices of `boundaries` after which one operator must be a segment by itself.
         pairs: bit indices of donated state that may be on the host across the iteration boundary, with its update's.
         base_bytes: the bytes of what the caller owns.
@@ -119,13 +116,11 @@ class Condensed:
     us: tuple[float, ...]
     extra: tuple[int, ...]
     heavy: tuple[int, ...]
-    ahead: tuple[int, ...]
     boundaries: tuple[int, ...]
     aliases: dict[int, int]
     at_begin: int
     at_end: int
     movable: int
-    in_one_program: bool
     alone: frozenset[int]
     pairs: tuple[tuple[int, int], ...]
     base_bytes: int
@@ -136,14 +131,6 @@ class Condensed:
     def sizes(self) -> _Sizes:
         """The bytes of a set of tensors, as `bytes_of`; remembered, so for sets that come back."""
         return _Sizes(self.bytes_of)
-
-    @cached_property
-    def held(self) -> int:
-        """The set of those that may be swapped only if they are on the host across the iteration boundary.
-
-        An executable holds the memory of its arguments to its end, or until results take it over (`result/joined.py`).
-        """
-        return self.at_begin | self.at_end if self.in_one_program else 0
 
     def crossing_bytes(self, results: int) -> float:
         """The bytes that count as written in addition, if these tensors are results of a segment."""
@@ -229,7 +216,6 @@ def condense(
     smallest_swap: int | None,
     relayout: bool,
     pairs: Sequence[tuple[TensorId, TensorId]],
-    in_one_program: bool,
 ) -> Condensed:
     """The condensed step.
 
@@ -240,7 +226,6 @@ def condense(
         smallest_swap: bytes; smaller tensors are never swapped. None if no tensor is.
         relayout: whether the backend copies operands into other layouts.
         pairs: donated state and its updates that may be on the host across the iteration boundary.
-        in_one_program: `Condensed.in_one_program`.
     """
     graph = liveness.graph
     operators, count = graph.operators, len(graph.operators)
@@ -264,7 +249,6 @@ def condense(
     starts = (*np.flatnonzero(made_at).tolist(), count) if count else (0,)
     node_of = np.searchsorted(np.array(starts), np.arange(count + 1), side="right") - 1
     elapsed = np.concatenate([[0.0], np.cumsum(costs.latencies)])
-    ahead = np.concatenate([[0.0], np.cumsum(_AHEAD * fusion.expanded)])
     heavy = np.concatenate([[0], np.cumsum(liveness.kinds == "heavy")])
     extra = liveness.reads.sums(np.where(derived & fusion.written, nbytes, 0)) + np.array([op.inner for op in operators], float)
     if relayout:
@@ -324,13 +308,11 @@ def condense(
         us=tuple(float(elapsed[b] - elapsed[a]) for a, b in pairwise(starts)),
         extra=tuple(copied),
         heavy=tuple(int(heavy[b] - heavy[a]) for a, b in pairwise(starts)),
-        ahead=tuple(int(ahead[b] - ahead[a]) for a, b in pairwise(starts)),
         boundaries=edges,
         aliases=aliases,
         at_begin=sum(1 << bit[t] for t in order if begins[t] < 0),
         at_end=sum(1 << bit[t] for t in order if t in results),
         movable=sum(1 << bit[t] for t in ours if smallest_swap is not None and nbytes[t] >= smallest_swap),
-        in_one_program=in_one_program,
         alone=frozenset(i for i, place in enumerate(boundaries) if place < count and operators[place].alone),
         pairs=tuple((bit[old], bit[new]) for old, new in pairs if old in bit and new in bit),
         base_bytes=int(nbytes[owned].sum()),

@@ -19,9 +19,6 @@ needs, such as copies of operands in another layout. XLA holds the inputs until 
 the start of the segment. In `alone`, temporaries have buffers of their own. In `shared`, they use the buffers of results that are
 not made yet. An operator whose result XLA does not write runs where the result is read, so its inputs live until then.
 
-XLA:CPU writes the broadcast operands of sums at the beginning of the segment, since nothing large must be there for them, and
-holds each until its sum (`plan/analysis/fusion.py`). A share of their bytes is added to `alone(early)`.
-
 XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order
 `early`, it runs at the beginning of the segment. What XLA needs lies between shared(late) and alone(early) (`workspace.py`).
 
@@ -45,7 +42,7 @@ class SegmentAccount(NamedTuple):
         us: time of the nodes and of what is computed again.
         again_us: the part of it that is computed again.
         late: `shared` in the order `late`, in bytes: the least that XLA could need beside inputs and wanted results.
-        early: `alone` in the order `early`, and the broadcast operands that XLA writes ahead, in bytes.
+        early: `alone` in the order `early`, in bytes.
         used: the tensors of `there` that the segment reads.
         again: the significant tensors computed again.
         heavy: the number of heavy operators that run.
@@ -73,7 +70,7 @@ class PartialSegment:
         self._through_again: dict[int, int] = {}  # the same where further tensors are wanted
         self._sequence: list[_Ran] = []
         self._have: int = there
-        self.used = self.again = self.heavy = self.ahead = 0
+        self.used = self.again = self.heavy = 0
         self.asked = 0  # the tensors of which it matters whether they are there
         self.again_us = 0.0
 
@@ -136,7 +133,6 @@ class PartialSegment:
         self.used |= used & there
         self.asked |= asked
         self.heavy += sum(step.heavy[begin:end])
-        self.ahead += sum(step.ahead[begin:end])
         return True
 
     def _derive(self, through: int) -> None:
@@ -160,7 +156,6 @@ class PartialSegment:
         if self.again:
             in_order = [ran for ran in sequence if ran[3]] + [ran for ran in sequence if not ran[3]]
             _, early = self._most(in_order, wanted, aliased)
-        early += self.ahead
         return SegmentAccount(us + self.again_us, self.again_us, late, early, self.used, self.again, self.heavy)
 
     def _fused_again(self, wanted: int) -> list[_Ran]:
