@@ -3,19 +3,17 @@
 `tensile_jax/trace` makes the graph of a step, and the planner reads it.
 
     Graph    ::= Operator*  Tensor*  inputs=(TensorId*)  outputs=(TensorId*)  carried=(Carried*)
-    Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes relayout relaid=(TensorId*)
-                 effectful over_rows inner position=(int*) iterations=(int*) alone least_us features=(float*) exchanged
-                 bytes_out bytes_in
+    Operator ::= id name primitive kind inputs=(TensorId*) outputs=(TensorId*) flops nbytes effectful alone ...
     Tensor   ::= id name role nbytes shape dtype producer=(OperatorId | none) host_bytes
     Carried  ::= input=TensorId output=TensorId
     kind     ::= "heavy" | "reduction" | "light"
     role     ::= "parameter" | "optimizer_state" | "state" | "batch" | "constant"
                | "activation" | "gradient" | "output"
 
-An operator is one equation of the flattened jaxpr. The class `Operator` explains the fields that this text leaves out. Operators
-are listed in the order in which they run, and that order is topological. XLA runs *heavy* operators (convolutions, products,
-sorts, loops) as kernels of their own, which read and write device memory. XLA fuses *light* operators into their neighbours. A
-*reduction* is light, except that it reads its whole input once.
+An operator is one equation of the flattened jaxpr; the class `Operator` lists its further fields. Operators are listed in the
+order in which they run, and that order is topological. XLA runs *heavy* operators (convolutions, products, sorts, loops) as
+kernels of their own, which read and write device memory. XLA fuses *light* operators into their neighbours. A *reduction* is
+light, except that it reads its whole input once.
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
 iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*

@@ -1,11 +1,5 @@
 """Shows a run of several jobs while it runs: on a terminal as a table that is drawn anew, elsewhere as a line every few seconds.
 
-At the end, the table is removed from the terminal, because the table of the results follows.
-
-A thread of the live view draws everything. `LiveView.add_event` only passes an event to that thread. So the caller never waits
-for a slow terminal, nor for the lock that is held while the run's status is read. If drawing fails, the error is shown, or the
-live view ends; the run goes on.
-
 A terminal shows this table, which `tensile status` prints, too:
 
     12.3 s, 3 jobs: 2 running, 1 queued
@@ -20,6 +14,9 @@ the job waits for copies. A narrow terminal shows fewer columns, and the notes b
 lines:
 
     12.3 s  device 812 MiB of 1.2 GiB | resnet 14/200 loss 0.693 2.1 step/s
+
+A thread of the live view draws everything, so that the run never waits for a slow terminal. If drawing fails, the error is shown
+or the live view ends; the run goes on. At the end, the table is removed, because the table of the results follows.
 """
 
 import queue

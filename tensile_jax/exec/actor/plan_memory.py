@@ -1,5 +1,5 @@
-"""Computes the memory profile of a compiled plan: the bytes that each move of an iteration needs and holds. By these bytes, the
-controller decides which job may go on.
+"""Computes how many bytes each move (launch, copy or wait) of an iteration needs and holds. From these numbers, the controller
+decides which job may go on.
 
 The moves of an iteration are the plan's instructions (`plan/result/instructions.py`) in their order, with `begin` before them and
 `end` after them. Each move changes the bytes that the job holds on the device:

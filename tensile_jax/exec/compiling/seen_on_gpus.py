@@ -1,7 +1,8 @@
-"""Lists the ways of launching that have been seen to work on GPUs. `launch="auto"` uses a GPU-only way only if it is listed.
+"""Lists the ways of launching a plan that have been seen to work on GPUs. `launch="auto"` uses a way only if it is listed here.
 
-A way of launching is added when `pytest -m gpu` and a long training beside plain `jax.jit` (`make gpu-results`) have passed with
-it, on that kind of GPU (`jax.Device.device_kind`) and under that version of JAX. Until then, users ask for it by its name:
+One such way is to run a whole step as one executable that also makes the copies to and from the host. A way is added when `pytest
+-m gpu` and a long training beside plain `jax.jit` (`make gpu-results`) have passed with it, on that kind of GPU
+(`jax.Device.device_kind`) and under that version of JAX. Until then, users ask for it by its name:
 
     way                      asked for by
     program with copies      launch="one_program"

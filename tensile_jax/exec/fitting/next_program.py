@@ -5,17 +5,18 @@ program's operators as it likes. On several devices, XLA also collects operands 
 cannot predict. So the program's peak differs from the plan's. Two things can be changed for the next program: the limit of memory
 for which the plan is made, and the *form*, which says which tensors cross the barriers (`program_code.py`).
 
-On one device, the programs of a step are wrong by nearly the same number of bytes: the peak of a program minus what was expected
-of it. So the next program is to be expected to need the budget, less that number and a margin. A program with copies may be wrong
-by more, where XLA happens to keep several large tensors at once. The next one mostly does not, so that number then counts only in
-part:
+On one device, the compiled peaks of a step's programs differ from the expected peaks by nearly the same number of bytes. So the
+next program is made for an expected peak of the budget, less this difference and a margin. A program with copies may differ by
+more, where XLA happens to keep several large tensors at once. The next one mostly does not, so the difference then counts only in
+part. The latest peak decides whether there is a next program:
 
-    above the budget        a program is made for less, unless the first one was far above the budget: the segments, each launched
-                            by itself, then have better plans. But a program with copies (form `chain`) is made for less
+    above the budget        a program is made for less. If the first one was far above the budget, there is no next one, since
+                            the segments, each launched by itself, then have better plans; a program with copies (form `chain`)
+                            is made for less even then
     far below the budget    the plan leaves memory unused, and so loses time. A program is made for more, once
     otherwise               no further program is made
 
-On several devices, they depend on the limits and the peaks of the programs before:
+On several devices, the next limit and form depend on the limits and peaks of the programs before:
 
     above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
                             limit falls by another half of the excess, and the next program has the form `live`, which mostly

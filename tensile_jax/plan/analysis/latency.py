@@ -1,11 +1,13 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
     kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with w microseconds of work
-    operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o))) +
-    exchange_us(o) Operator o by itself. The first two terms are a roofline: the longer of computing and of moving bytes. If all
-    floating-point operands have 16 bits, operations take 1 / half_speedup of the time. o never takes less than least_us(o).
-    link_us(o) is the time of the step's own copies between device and host memory, in the slower direction. exchange_us(o) is the
-    time in which devices exchange data for o: exchanged(o) / interconnect_bytes_per_us
+    operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o)))
+                          + exchange_us(o)
+                        Operator o by itself. The first two terms of `max` are a roofline: the longer of computing and of moving
+                        bytes. If all floating-point operands have 16 bits, operations take 1 / half_speedup of the time. o never
+                        takes less than least_us(o). link_us(o) is the time of the step's own copies between device and host
+                        memory, in the slower direction. exchange_us(o) is the time in which devices exchange data for o:
+                        exchanged(o) / interconnect_bytes_per_us
     own_latencies       what the latency model of the device predicts for heavy operators, and the roofline for all others
 
 XLA runs *heavy* operators, such as matrix products, as kernels of their own. In an executable, XLA fuses *light* operators into
