@@ -1,4 +1,4 @@
-"""Gives a plan's results what `jax.jit` would give them: their sharding, their memory, and whether they are committed to a device.
+"""Gives a plan's results what `jax.jit` would give them: sharding, memory, and whether they are committed to a device.
 
 Three kinds of results differ from those of `jax.jit` when the last of a plan's segments (executables of parts of the step) has
 run:

@@ -10,8 +10,8 @@ and overlap operators. The program's *form* says which values pass through the b
     live      all tensors that are needed later
     inputs    the inputs of the segment after the barrier
     chain     the same; in a program with copies, also what the segment before the barrier has made
-    lag       the same as `inputs`, and what the segment before the barrier has made; but gradients, new state and results cross one boundary
-              later, and arguments of the step one boundary earlier
+    lag       the same as `inputs`, and what the segment before the barrier has made; but gradients, new state and results cross
+              one boundary later, and arguments of the step one boundary earlier
 
 The form `lag` is for several devices, which exchange data to sum gradients and to collect divided parameters. With `lag`, each
 exchange can overlap with the kernels of one more segment. But XLA may then also compute a gradient one segment later, and its

@@ -2,8 +2,8 @@
 
     submitted -> preparing -> compiling -> queued -> (its first iteration)
 
-A job may end in each of these stages, and may go back from compiling to planning. After its first iteration has begun, there are
-no more stages.
+A job may end in any of these stages. It may go back from compiling to preparing, if what XLA has compiled needs too much memory
+and another plan is made. After its first iteration has begun, there are no more stages.
 """
 
 from collections import deque

@@ -4,12 +4,12 @@ A *chunk* is a stretch of device memory that is either handed out or free. The c
 
     rounded  = nbytes, rounded up to 256 bytes
     chosen   = the smallest free chunk of at least `rounded` bytes, at the lowest address; if there is none, a new region
-    handed   = the whole chosen chunk      if its size < 2 * rounded and its size - rounded < 128 MiB = its first `rounded` bytes
-             otherwise; the rest stays free
+    handed   = the whole chosen chunk       if its size < 2 * rounded and its size - rounded < 128 MiB
+             = its first `rounded` bytes    otherwise; the rest stays free
     in use   = sum of the sizes of the chunks that are handed out
 
-So a caller may get nearly twice what it asked for, or nearly 128 MiB more, and all of it counts as in use. A chunk that is freed
-merges with its free neighbours in the same region.
+So a caller may get up to nearly twice what it asked for, but less than 128 MiB more, and all of it counts as in use. A chunk that
+is freed merges with its free neighbours in the same region.
 
 Memory comes in regions, which never merge. By default, JAX reserves one region when it starts. Without that reservation, the
 allocator takes a new region when it needs one: the first has 2 MiB, and each further one is twice as large, or more if the

@@ -1,16 +1,17 @@
 """Predicts when the segments and copies of a plan happen, by simulating one iteration of the plan.
 
 A *segment* is a stretch of operators that is compiled as one executable. The simulation goes through the plan's instructions
-(`instructions.py`) in the order in which the executor carries them out, with a clock. One lane computes. Each memory
-where tensors wait, such as the host's, has a lane for copies to it and one for copies from it. Each lane serves one request at a
-time, in order.
+(`instructions.py`) in the order in which the executor carries them out, with a clock. One lane computes. Each memory where
+tensors wait, such as the host's, has a lane for copies to it and one for copies from it. Each lane serves one request at a time,
+in order.
 
     StartSwapOut, StartSwapIn     Each copy begins as soon as it is issued and its lane is free, and takes nbytes / rate. A copy
                                   slows the computation down: the next launch takes longer by `copy_share` times the time of the
                                   copy. (`copy_share` belongs to the device profile. It is 0 if copies cost the computation
                                   nothing, and 1 if the cores that compute also do the copying.)
     FinishSwapOut, FinishSwapIn   The clock moves on to the end of these copies.
-    Launch                        It takes launch_us + latency_us. The clock moves on to its end.
+    Launch                        It takes launch_us, what starting an executable costs, and latency_us, the time of the
+                                  segment's computation. The clock moves on to its end.
 
 The iteration ends when its last segment and all its copies have ended. The *stall* is the total time in which no segment runs:
 before the first launch, between launches, and after the last one.

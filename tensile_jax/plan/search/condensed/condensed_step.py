@@ -93,6 +93,7 @@ class Condensed:
         aliases: by the bit index of donated state, the bit index of the update that takes over its memory.
         at_begin, at_end: the sets of tensors on the device when the iteration begins, and that must be there when it ends.
         movable: the set of those that may be swapped.
+        in_one_program: whether the step becomes one executable, which holds its arguments and results (`held`).
         alone: indices of `boundaries` after which one operator must be a segment by itself.
         pairs: bit indices of donated state that may be on the host across the iteration boundary, with its update's.
         base_bytes: the bytes of what the caller owns.
@@ -121,6 +122,7 @@ class Condensed:
     at_begin: int
     at_end: int
     movable: int
+    in_one_program: bool
     alone: frozenset[int]
     pairs: tuple[tuple[int, int], ...]
     base_bytes: int
@@ -131,6 +133,14 @@ class Condensed:
     def sizes(self) -> _Sizes:
         """The bytes of a set of tensors, as `bytes_of`; remembered, so for sets that come back."""
         return _Sizes(self.bytes_of)
+
+    @cached_property
+    def held(self) -> int:
+        """The set of those that may be swapped only if they are on the host across the iteration boundary.
+
+        An executable holds the memory of its arguments to its end, or until results take it over (`result/joined.py`).
+        """
+        return self.at_begin | self.at_end if self.in_one_program else 0
 
     def crossing_bytes(self, results: int) -> float:
         """The bytes that count as written in addition, if these tensors are results of a segment."""
@@ -216,6 +226,7 @@ def condense(
     smallest_swap: int | None,
     relayout: bool,
     pairs: Sequence[tuple[TensorId, TensorId]],
+    in_one_program: bool,
 ) -> Condensed:
     """The condensed step.
 
@@ -226,6 +237,7 @@ def condense(
         smallest_swap: bytes; smaller tensors are never swapped. None if no tensor is.
         relayout: whether the backend copies operands into other layouts.
         pairs: donated state and its updates that may be on the host across the iteration boundary.
+        in_one_program: `Condensed.in_one_program`.
     """
     graph = liveness.graph
     operators, count = graph.operators, len(graph.operators)
@@ -313,6 +325,7 @@ def condense(
         at_begin=sum(1 << bit[t] for t in order if begins[t] < 0),
         at_end=sum(1 << bit[t] for t in order if t in results),
         movable=sum(1 << bit[t] for t in ours if smallest_swap is not None and nbytes[t] >= smallest_swap),
+        in_one_program=in_one_program,
         alone=frozenset(i for i, place in enumerate(boundaries) if place < count and operators[place].alone),
         pairs=tuple((bit[old], bit[new]) for old, new in pairs if old in bit and new in bit),
         base_bytes=int(nbytes[owned].sum()),
