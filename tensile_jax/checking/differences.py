@@ -1,7 +1,8 @@
 """Computes how far two results of a step are from each other, and judges whether rounding explains it.
 
-Let b be one output of the reference, b' the same output of the reference under another rounding, and a that of the plan. Over the
-elements that are finite in both,
+Let a be one output of the step under the plan, and b the same output of the reference, which is mostly the step under plain
+`jax.jit`. Let b' be that output when the reference runs under another rounding (`reference.py`). Over the elements that are
+finite in both,
 
     absolute(a, b) = max |a - b|            own = max over all b' and all steps so far of absolute(b', b)
 
@@ -9,8 +10,9 @@ Floating-point numbers agree if two conditions hold. First,
 
     absolute(a, b) <= max(FACTOR * own, FLOOR * eps * max |b|)
 
-Second, no more elements are finite (or NaN) in only one of a and b than in only one of b' and b. Here eps is the distance from 1
-to the next larger number of the output's type. Integers, booleans and keys agree if they are equal.
+Second, count the elements that are finite in one of a and b but not in the other. There may be at most as many as for b' and b.
+The same holds for elements that are NaN. Here eps is the distance from 1 to the next larger number of the output's type.
+Integers, booleans and keys agree if they are equal.
 """
 
 import math

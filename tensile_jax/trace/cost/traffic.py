@@ -2,7 +2,7 @@
 
 bytes_touched     bytes of inputs and outputs, each tensor once, and twice the bytes of the copies around a `ragged_dot`
 copied_bytes      bytes that the equation copies between device memory and host memory
-relaid_operands   operands of a `dot_general` that XLA copies on every device, to put their dimensions in another order
+relaid_operands   operands of a `dot_general` that XLA copies, on CPUs and on GPUs, to put their dimensions in another order
 relayout_bytes    bytes that only XLA:CPU copies around the equation, to give operands and results another layout or dtype
 """
 

@@ -1,4 +1,8 @@
-"""Writes the sentences that say which loops of a step stay one operator although an iteration is worth a launch (`rules.py`)."""
+"""Writes the notes for users on loops that stay one operator of a plan only since they are too long (`rules.py`).
+
+A loop that is *opened* is replaced by the operators of all its iterations, so that each of them is planned by itself. A note says
+how long the loop is, up to which length loops are opened, and how the user opens it all the same.
+"""
 
 from collections.abc import Iterable
 
