@@ -4,8 +4,9 @@
     object_store.py     a URL such as gs://bucket/runs: jobs save on their node, and each checkpoint is then copied to the URL
 
 Each start of a job is an *attempt*, and has a higher number than the starts before it. While the job runs, its checkpoints are
-under the name JOB@ATTEMPT. The number keeps out a device that is cut off, but alive (it is a fencing number). Such a device can
-change only the files under the name of its own attempt. As soon as a later attempt has begun, nobody reads these files.
+under the name JOB@ATTEMPT. Another device takes over the job by beginning a new attempt: it first brings the latest checkpoints
+of the attempt before under the name of its own (`SharedPlace.take_over`). From then on, nobody reads the files of the attempt
+before. So a device that is cut off, but alive, can change nothing that counts: the number is a fencing number.
 
 Job names have no `@`.
 """
