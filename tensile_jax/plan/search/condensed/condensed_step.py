@@ -9,14 +9,16 @@ executable; boundaries lie between segments. Every tensor of the step belongs to
                   to keep (`analysis/minimum_cut.py`). The search decides when it is on the device
     small         any other tensor below a threshold: at most a 4,000th of the most bytes that are live at once. The tensor is
                   kept from where it is made to where it is needed last
-    derived       any other large tensor: XLA fuses it into its readers, so each segment computes it again from its inputs
+    derived       any other large tensor: it is not kept between segments. Each segment that needs it computes it again, and XLA
+                  mostly fuses it into its readers
 
 A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment
 consists of the nodes between two boundaries. A node counts as reading significant tensors only: instead of a derived tensor, it
 reads the significant tensors from which the derived tensor is computed. A *recipe* says how to compute significant tensors again,
-by running the operator that makes them once more. Computing a derived tensor again mostly costs nothing. It takes time if a heavy
-operator (one that XLA runs as a kernel of its own) reads the tensor, since XLA then writes it to memory. A segment that needs
-such a tensor without containing its operator takes this time once.
+by running the operator that makes them once more. Computing a derived tensor again mostly costs nothing, because XLA fuses it
+into the operators that read it. It cannot be fused into a heavy operator, one that XLA runs as a kernel of its own, so it is then
+written to memory inside the segment. A segment that needs such a tensor, but does not contain the operator that makes it, takes
+the time of that operator once more.
 
 Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
 bytes, times in microseconds.
