@@ -10,7 +10,7 @@ compiled, so that the error can name a budget that works. If the budget is a sha
 plain `jax.jit` compiles the unplanned step first.
 
 A step can be planned in several *forms*, which are variants of the step with the same results. This module plans one form under
-one budget (`fitting.py`); `forms.py` chooses the form.
+one budget, with the means that `fitting.py` gives it; `forms.py` chooses the form.
 """
 
 from collections.abc import Callable, Collection, Hashable

@@ -4,13 +4,13 @@ A *segment* is a stretch of operators that would otherwise be one executable. Th
 between two launches. So a boundary at which a copy begins or is waited for stays a boundary between launches. All segments
 between two such boundaries become one *program* (`exec/compiling/program_code.py`). A plan that copies nothing is one program.
 
-With `launch="one_program"` (barriers of the form `chain`), the copies are part of the program, so each plan is one program. State
-that stays in host memory between two iterations is then an argument and a result of the program in host memory. XLA's rules for
-arguments and results have two consequences:
+With `launch="one_program"`, the copies are part of the program, so each plan is one program. State that stays in host memory
+between two iterations is then an argument and a result of the program in host memory. XLA's rules for arguments and results have
+two consequences:
 
-    - A program holds its arguments in device memory to its end, or until results take over their memory. So it would free nothing
-      to copy an argument that is on the device at the beginning, or a result that is there at the end. The program leaves out
-      such copies.
+    - A program holds its arguments in device memory to its end, or until results take over their memory, and has room for its
+      results all the time. So copying an argument that begins on the device to the host in between would free nothing, nor would
+      it for a result that ends there. The program leaves out such copies.
     - A copy to the host that the last segment triggers ends within the program, so the next iteration cannot run beside it.
 
 The joined plan has one segment for each program, and the copies between programs. The executor carries it out, and the peak and

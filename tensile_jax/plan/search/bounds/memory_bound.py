@@ -8,9 +8,10 @@ Every schedule has these bytes on the device:
     while a node runs                what the node reads and makes, further buffers that it needs, and every tensor that is still
                                      needed and can be neither swapped nor computed again
 
-The search predicts the *workspace* of a segment, the memory beside its inputs and results, as a weighted sum
-(`cost/workspace.py`). This bound counts what a node reads and makes with the same weights. It leaves out updates, since each may
-take over the memory of the state that it replaces, and tensors that XLA does not write.
+A tensor that is made and read inside of one segment belongs to the segment's *workspace*, the memory beside its inputs and
+results. The search predicts the workspace as a weighted sum of sizes (`cost/workspace.py`). What a node reads and makes may all
+be workspace, so this bound counts it with the same weights, in order not to be above any prediction. It leaves out updates, since
+each may take over the memory of the state that it replaces, and tensors that XLA does not write.
 
 Once segments have been compiled, a bound made of predictions may be too high, so only the ends of an iteration count.
 `bytes_at_ends` computes these from the graph alone. They also bound the memory of plain jit's executable. Sizes in bytes.
