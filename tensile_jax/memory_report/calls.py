@@ -1,10 +1,12 @@
-"""Makes the calls of a function that a user names: any function that `jax.jit` takes or has returned, or a step on NNX objects.
+"""Traces and plans a function that a user names: one that `jax.jit` takes or has returned, or a step on NNX objects.
+
+`UserCalls` stands for the function with its options, and gives the traced step or the plan for the arguments of a call.
 
 A step on NNX objects is one that `flax.nnx.jit` or `tensile_jax.nnx.jit` has returned, or any function that is given NNX objects.
 A pure function of pytrees stands for it (`nnx_steps/pure_step.py`). Flax is not imported before there is such a step.
 
-An option of `jax.jit` that is given with a function that is jitted already would change nothing, so it is refused. A few are not:
-they say again what nobody can read from the jitted function.
+If the function is jitted already, most options of `jax.jit` would change nothing any more, so they are refused. A few are taken,
+such as `static_argnums`: they cannot be read from the jitted function, so the user gives them a second time.
 """
 
 import sys

@@ -3,7 +3,8 @@
 An operator is one equation of the step, and its number is its position in the order in which the report has the operators run,
 from 0 on. A tensor lives over `[begin, end)`, in numbers of operators; an argument lives from 0 on.
 
-Three roles are no tensors:
+Each part of the memory has a *role*, such as `parameter` or `activation` for tensors. Three roles stand for what takes memory
+beside the tensors that live at an operator:
 
     workspace   what an operator needs inside: a loop's own tensors, copies of operands into another layout
     reserved    buffers of results that are not written yet at the peak; XLA has them from the beginning

@@ -1,9 +1,10 @@
-"""Defines the report on a function's memory: its JSON, and the text for people.
+"""Defines the report on a function's memory under *plain jit*, `jax.jit` without this package: its JSON, and the text for people.
 
     MemoryReport ::= header  Tensor*  Held*  RoleCurve*  MissedDonation*  UnusedArgument*  AtBudget*
     Held         ::= what is on the device at the peak: a tensor, many small tensors, or memory that is no tensor
 
-`records.py` defines these. *Plain jit* is `jax.jit` without this package. What is held adds up to `predicted_peak_bytes`.
+`records.py` defines these. A `RoleCurve` has the bytes of one role (parameters, gradients, ...) over the operators. An `AtBudget`
+says what a plan under one budget is predicted to cost. What is held adds up to `predicted_peak_bytes`.
 
 Sizes are in bytes, times in microseconds. If the step runs on several devices, sizes are those of one of them.
 """

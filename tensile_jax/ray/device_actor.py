@@ -1,7 +1,8 @@
 """Defines `DeviceActor`, the Ray actor that holds a device or a group of devices, and passes requests of the coordinator to jobs.
 
-The coordinator calls `poll` again and again. `poll` returns the news of the jobs, and also renews the actor's *lease*, the time
-for which the actor may live on. If the actor is not polled for `LEASE_S` seconds, the coordinator has died or cannot be reached,
+The coordinator is the one actor of a cluster that knows all devices and jobs, and assigns the jobs to devices (`coordinator.py`).
+It calls `poll` again and again. `poll` returns the news of the jobs, and also renews the device actor's *lease*, the time for
+which that actor may live on. If the actor is not polled for `LEASE_S` seconds, the coordinator has died or cannot be reached,
 and the actor ends its process at once. Ray takes more than `LEASE_S` seconds to declare an unreachable node dead. So when the
 coordinator hears that a node is dead, and continues the node's jobs elsewhere, the actors on that node should have ended. If one
 of them still lives, the new device takes the jobs' folders away from that actor (`ray/shared/`).

@@ -1,5 +1,7 @@
-"""Emits several segments of a plan, which are stretches of operators, as one function. The function becomes one executable, a
-*program*, and needs one launch.
+"""Emits several segments of a plan as one function, which becomes one executable, a *program*.
+
+A segment is a stretch of operators that is otherwise an executable of its own. A program needs one launch for all its segments.
+`plan/result/joined.py` says which segments a program joins.
 
     segment 0 | barrier | segment 1 | barrier | ...
 

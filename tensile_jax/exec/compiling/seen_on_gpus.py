@@ -1,8 +1,9 @@
-"""Lists the ways of launching a plan that have been seen to work on GPUs. `launch="auto"` uses a way only if it is listed here.
+"""Lists on which GPUs `launch="auto"` may use those ways of launching a plan that must first be seen to work. None is listed yet.
 
-One such way is to run a whole step as one executable that also makes the copies to and from the host. A way is added when `pytest
--m gpu` and a long training beside plain `jax.jit` (`make gpu-results`) have passed with it, on that kind of GPU
-(`jax.Device.device_kind`) and under that version of JAX. Until then, users ask for it by its name:
+The table below names these ways; others, such as launching segments one by one, need no entry. A *program with copies* runs a
+whole step as one executable that also makes the copies to and from the host. An entry is added to `SEEN` when `pytest -m gpu` and
+a long training beside plain `jax.jit` (`make gpu-results`) have passed with the way, on that kind of GPU
+(`jax.Device.device_kind`) and under that version of JAX. Until then, users ask for the way by its name:
 
     way                      asked for by
     program with copies      launch="one_program"

@@ -1,19 +1,23 @@
 """Chooses how the next program of a step is made, from the peaks of the programs that were compiled before.
 
-A *program* is one executable that contains several segments of a plan, with a barrier at each boundary between them. XLA orders a
-program's operators as it likes. On several devices, XLA also collects operands and sums gradients, in buffers that the planner
-cannot predict. So the program's peak differs from the plan's. Two things can be changed for the next program: the limit of memory
-for which the plan is made, and the *form*, which says which tensors cross the barriers (`program_code.py`).
+A plan's *segments* (stretches of operators) can be launched one by one, each as an executable of its own. Or several of them are
+compiled as one executable, a *program*, with a barrier at each boundary between segments. If no program keeps the budget, or if
+separate launches would be faster, the segments are launched one by one (`programs.py`).
+
+Apart from the barriers, XLA orders a program's operators as it likes. On several devices, XLA also collects operands and sums
+gradients, in buffers that the planner cannot predict. So the program's peak differs from the plan's. Two things can be changed
+for the next program: the limit of memory for which the plan is made, and the *form*, which says which tensors cross the barriers
+(`program_code.py`).
 
 On one device, the compiled peaks of a step's programs differ from the expected peaks by nearly the same number of bytes. So the
 next program is made for an expected peak of the budget, less this difference and a margin. A program with copies may differ by
 more, where XLA happens to keep several large tensors at once. The next one mostly does not, so the difference then counts only in
-part. The latest peak decides whether there is a next program:
+part. The peaks so far decide whether there is a next program:
 
-    above the budget        a program is made for less. If the first one was far above the budget, there is no next one, since
+    all above the budget    a program is made for less. If the first one was far above the budget, there is no next one, since
                             the segments, each launched by itself, then have better plans; a program with copies (form `chain`)
                             is made for less even then
-    far below the budget    the plan leaves memory unused, and so loses time. A program is made for more, once
+    first far below it      the first plan leaves memory unused, and so loses time. One more program is made, for more
     otherwise               no further program is made
 
 On several devices, the next limit and form depend on the limits and peaks of the programs before:

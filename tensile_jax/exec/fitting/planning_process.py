@@ -1,7 +1,9 @@
-"""Plans in a separate process, at the lowest priority, while a step goes on training in this process.
+"""Plans a step again in a separate process, at the lowest priority, while the step goes on training in this process.
 
-Planning is pure Python and takes seconds. A thread that plans would hold Python's global interpreter lock, and training would
-wait. So the arguments of `choose_again` (`plan/drift.py`) are sent to the planning process, which sends back the new choice:
+A step is planned again when its measured latencies differ from the predicted ones (`plan/drift.py`). Planning is pure Python and
+takes seconds. A thread that plans would hold Python's global interpreter lock, and training would wait. So the arguments of
+`choose_again` are sent to the planning process. It sends back the choice (segments, and where each tensor is) to run from now on,
+which is the present one if no other is predicted to be clearly faster:
 
     this process --pickled arguments of `choose_again`--> planning process --pickled `Renewal`, or a text about the failure-->
 

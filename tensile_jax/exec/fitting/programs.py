@@ -1,9 +1,12 @@
-"""Makes programs of a plan, and compiles them one after another until one keeps the budget and uses it.
+"""Compiles a plan as a *program*, one executable that contains several segments of the plan, within the memory budget.
 
-A *program* is one executable that contains several segments of a plan (`exec/compiling/program_code.py`). What a program is
-expected to need is known before it is compiled: a program holds its arguments from its beginning to its end, and otherwise needs
-what its segments need. How much it does need, only XLA shows. `next_program.py` decides what is tried next. All sizes are bytes
-on each device.
+Only compiling shows how much memory a program needs. So up to three programs are compiled, one after another, each from a plan of
+its own. This ends early with a program that keeps the budget and is almost as fast as the step without a budget, or if
+`next_program.py`, which decides what is tried next, has nothing to try. The fastest program that keeps the budget is taken. If
+there is none, or if one device would launch the segments one by one faster, there is no program.
+
+What a program is expected to need is known before it is compiled: a program holds its arguments from its beginning to its end,
+and otherwise needs what its segments need. `exec/compiling/program_code.py` makes its code. All sizes are bytes on each device.
 """
 
 from collections.abc import Callable

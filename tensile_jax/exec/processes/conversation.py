@@ -1,5 +1,7 @@
-"""Holds a conversation of all processes of a step, in rounds. In each round, every process sends a message and receives all
-others.
+"""Lets all processes that run one step together (`jax.distributed`) exchange messages, in rounds.
+
+With these messages, `agreement.py` makes the processes agree on what they launch, so that all launch the same programs in the
+same order. In each round, every process sends a message and receives all others. A process takes part in two ways:
 
     say(content)      waits until every process has said something, and returns what all of them have said
     leave(content)    says something for the last time, and does not wait

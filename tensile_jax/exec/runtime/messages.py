@@ -1,7 +1,8 @@
 """Defines the messages of a job's lifecycle: events report what has happened to the job, and instructions say what is to be done.
 
-When an instruction that takes time is done, an event reports it. States, metrics and errors are passed on unchanged. This module
-does not use JAX.
+The state machine of a job (`lifecycle.py`) takes the events and answers each with instructions, which the `Runtime` carries out.
+When an instruction that takes time is done, an event reports it. The state machine only passes on the states, metrics and errors
+that the messages hold. This module does not use JAX.
 """
 
 from typing import Any, NamedTuple

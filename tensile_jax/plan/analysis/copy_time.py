@@ -1,4 +1,4 @@
-"""Computes how long a copy between device memory and host memory takes, or another memory where tensors wait.
+"""Computes how long a copy takes between device memory and host memory (or another memory where tensors wait).
 
     copy_out_us = nbytes / device_to_host_bytes_per_us
     copy_in_us  = nbytes / host_to_device_bytes_per_us

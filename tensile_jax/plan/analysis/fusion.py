@@ -26,9 +26,10 @@ The planner uses these properties of tensors t and operators o:
                 (below), if the backend computes on the fly what a reduction reads
     relaid(t)   a light operator makes t, and heavy operators read t only through copies in another layout (`Operator.relaid`).
                 XLA writes these copies. It writes t itself only if another segment needs t
-    join        a light operator, such as a residual sum, that brings the leaves of several inputs together. A join reads more
-                than a quarter of its result in addition to the larger of two things: its result, and the leaves of one input
-    reread(o)   what a join reads in addition, once for each kernel that computes o; 0 for other operators
+    join        a light operator o, such as a residual sum, that brings large leaves of several inputs together: more(o) is above
+                a quarter of the bytes of its result, where more(o) = bytes of the leaves of all inputs of o - the larger of two
+                numbers: the bytes of its result, and the most bytes that the leaves of one input have
+    reread(o)   more(o), once for each kernel that computes o, if o is a join; 0 for other operators
     statistic   the result of a reduction over rows that is combined with the reduced tensor on the way to a heavy operator in the
                 same pass, such as the maximum in a softmax. What light operators make of a statistic alone is a statistic too, if
                 it is no larger
@@ -44,8 +45,10 @@ gives each its own kernel.
 An expensive tensor that two kernels read, such as those of an activation function and of its derivative, counts in again(o) for
 the operator of the first kernel. A segment that runs only the second kernel computes the tensor on the fly.
 
-The joins of a chain are numbered 1, 2, 3, ... If the joins at even places take more operations to compute from the join before,
-the numbers are 2, 3, 4, ... instead. So the residual sum after the wide product of a transformer's layer is odd.
+The planner drops joins, that is, computes them again instead of keeping their results. If it dropped all joins of a chain, each
+segment would compute a long sum from its beginning. So it drops mainly joins with even numbers (`minimum_cut.py`). A chain is
+numbered 1, 2, 3, ... or 2, 3, 4, ..., so that the joins with odd numbers are those that take more operations to compute from the
+join before, such as the residual sum after the wide product of a transformer's layer.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,8 +13,9 @@ Between `forward` and `backward`, X is away for the longest interval in which no
     swap-out  begins right after the last operator before that interval, and must end by the end of the next layer's convolution
     swap-in   begins when the layer before this one in the backward pass begins, and must end before X is needed
 
-The last layer of the forward pass has no next layer, and as the first of the backward pass none before it. There, heavy operators
-stand in: the one after X's last need, and the one before X's next need.
+The last layer of the forward pass has no next layer. It is also the first layer of the backward pass, so no layer comes before it
+there. *Heavy* operators (those that XLA does not fuse into others) take the place of the missing layers: the first one in the
+interval for the swap-out, and the last one in the interval for the swap-in.
 
 If the whole step fits the limit, it runs as one executable. Otherwise the feature maps of all layers are copied to the host,
 whatever the limit, except those that the host cannot hold (`host_limit.py`). If no feature map can leave, the policy swaps

@@ -4,7 +4,7 @@ The *workspace* of a segment is the memory that it needs beside its inputs and r
 
     device_bytes    = resident bytes (`memory_curve.py`) + workspace + allocator_bytes
     allocator_bytes = what the device's allocator has in use beyond the other two (`allocator_replay.py`); zero if the allocator
-    hands out exactly what it is asked for
+                      hands out exactly what it is asked for
 
 The `device_bytes` of the first segment are at least what is in use when the iteration begins, because state may leave before the
 segment runs. Those of the last segment are at least what is in use when the iteration ends, because copies may have brought

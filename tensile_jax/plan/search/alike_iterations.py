@@ -9,8 +9,9 @@ differ.
 Two choices determine such a schedule: which tensors are *dropped* (not kept, but computed again where they are needed), and the
 cuts into segments:
 
-    dropped   A minimum cut drops tensors at a price: the bytes that may be kept to save one byte of memory traffic
-              (`analysis/minimum_cut.py`). A tensor is dropped in all iterations if the cut drops it in most of them.
+    dropped   A minimum cut of a flow network chooses which tensors are dropped (`analysis/minimum_cut.py`). Its *price* says how
+              many bytes may be kept to save one byte of memory traffic. A tensor is dropped in all iterations if the minimum cut
+              drops it in most of them.
     cuts      At first, every iteration is cut once, where least is stored. If this plan is above the limit or slow, the module
               finds the cheapest cuts of the whole step under the limit (`starts/segment_boundaries.py`). It keeps those outside
               of loops. In each loop, it takes the cuts of one iteration, the one with the most cuts among those between the first

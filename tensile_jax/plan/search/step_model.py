@@ -1,8 +1,14 @@
 """Defines `StepModel`: what the planner knows about one step on one device, and all policies start from.
 
-The facts are: the operators' latencies; which tensors XLA writes to memory; which tensors each minimum cut drops, to be computed
-again later (`analysis/minimum_cut.py`); where *segments*, stretches of operators that are each compiled as one executable, may
-begin; and the *condensed step*, the step reduced to its large tensors, on which the search works (`condensed/condensed_step.py`).
+The facts are:
+
+    - the operators' latencies
+    - which tensors XLA writes to memory
+    - which tensors are cheaper to drop and compute again than to keep, for each of several prices. A price says how much memory
+      may be spent to save time. *Minimum cuts* of a flow network find these tensors (`analysis/minimum_cut.py`)
+    - where *segments*, stretches of operators that are each compiled as one executable, may begin
+    - the *condensed step*, the step reduced to its large tensors, on which the search works (`condensed/condensed_step.py`)
+
 Each fact is computed when it is first needed, and only once.
 
 Sizes in bytes, times in microseconds.

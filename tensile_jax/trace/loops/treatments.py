@@ -1,8 +1,8 @@
 """Finds the treatment of every loop and conditional of a step, before the step becomes one list of equations.
 
 A *treatment* says whether a loop or a conditional is kept whole (as one operator), opened (replaced by its iterations or
-branches) or split into shorter loops (`reading/treatment.py`). The treatment of a loop depends on what is around it, so this
-module walks over the nested jaxpr:
+branches) or split into shorter loops (`reading/treatment.py`). Rules choose it, mostly by the size of the loop (`rules.py`). What
+is possible for a loop also depends on what is around it, so this module walks over the nested jaxpr and asks the rules there:
 
     call, opened loop   the walk goes on inside
     whole, split loop   nothing inside is treated, since the loop stays one operator or becomes several

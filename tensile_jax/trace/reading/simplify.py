@@ -1,4 +1,4 @@
-"""Simplifies a program: removes repeated and dead equations, and copies to host memory that `jax.checkpoint` added.
+"""Simplifies a program: removes repeated and dead equations, and also removes copies to host memory that `jax.checkpoint` added.
 
 `jax.checkpoint` repeats equations in order to recompute, and copies values to host memory in order to save device memory. Here
 the planner decides both. No simplification changes a bit of the results, except that a sum with a scatter becomes a scatter, as

@@ -7,7 +7,7 @@
 
 `loops/` chooses one of the first three, and `flatten.py` carries out the choice when it makes one list of equations of the step.
 If there is a budget of memory, some of the loops that stayed whole are driven (`plannable_loops.py`). A plan has a note on each
-driven loop, and on the loops that stay whole although their iterations are worth a launch (`loops/notes.py`).
+driven loop, and on the loops that stay whole only because they have too many iterations or equations (`loops/notes.py`).
 """
 
 from collections.abc import Mapping

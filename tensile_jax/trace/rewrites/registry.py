@@ -1,4 +1,7 @@
-"""Lists all rewrites of a step, in the order in which they are tried. A new rewrite is added to `REWRITES` here."""
+"""Lists all *rewrites*, changes to a step's program so that its plans need less memory, in the order in which they are tried.
+
+A new rewrite is added to `REWRITES` here.
+"""
 
 from tensile_jax.trace.rewrites.outer_products import OUTER_PRODUCTS_IN_PLACE
 from tensile_jax.trace.rewrites.rewrite import Rewrite

@@ -1,1 +1,1 @@
-"""Policy `capuchin`: the planner of Capuchin (Peng et al., ASPLOS 2020), and its measuring first iteration."""
+"""Policy `capuchin`: swaps or recomputes tensors by their accesses in a simulated first iteration (Peng et al., ASPLOS 2020)."""

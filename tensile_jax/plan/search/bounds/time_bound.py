@@ -35,8 +35,8 @@ Constraints on the memory, at every place:
 the memory of the state that it updates.
 
 Constraints on the time. at(k) is when the operator at q(k) begins, work(k) is the computation until then, and delay(k) is what
-copies have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. T = at(K +
-1) is the time of the step, which is minimised.
+copies have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. The time of
+the step is T = at(K + 1), which is minimised.
 
     work(k + 1) - work(k) = latencies of the operators in interval k + sum over o of again(o, k) * rerun_us(o)
     at(k + 1) - at(k)    >= work(k + 1) - work(k)
@@ -57,9 +57,9 @@ run in the order of the graph; what a heavy operator reads or makes is in memory
 later stays in memory until then.
 
 XLA does not write the results of most light operators: they are computed where they are read, at no cost. So if a tensor t costs
-nothing to compute from one other tensor that is no smaller, the linear program has only the other tensor. A *join* is a light
-operator that adds large tensors, such as a residual sum. It costs nothing if one segment runs both the join and the readers of
-its result, and something otherwise. So a join is paid for, once, only if such a segment would need more than the budget.
+nothing to compute from one other tensor that is no larger than t, the linear program has only the other tensor. A *join* is a
+light operator that adds large tensors, such as a residual sum. It costs nothing if one segment runs both the join and the readers
+of its result, and something otherwise. So a join is paid for, once, only if such a segment would need more than the budget.
 
 A copy can hide only beside a segment, and each segment has a launch. A copy that must end at the boundary at which it is issued
 is *exposed*: nothing is computed meanwhile. If no copy of a tensor is exposed, the plan has five segments: the one that makes the
@@ -68,7 +68,7 @@ suffice: it may begin on the host, and its update may be copied there beside the
 
     three segments or fewer   the program in which each tensor that comes back exposes a copy
     four                      the program in which only tensors that are neither inputs nor results do so, and three more launches
-    five or more              the program as above, and four more launches
+    five or more              the program in which no tensor exposes a copy, and four more launches
 
 A tensor that exposes a copy adds half of the time of its shorter copy, in proportion to the largest in(t, k). Only half counts,
 because two exposed copies in opposite directions may overlap at the end of the iteration.

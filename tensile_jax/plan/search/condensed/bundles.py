@@ -3,9 +3,12 @@
 The search decides about *significant* tensors, those that are large enough to matter. It works on a *condensed step*, whose
 operators form groups called *nodes* (`condensed_step.py`). A step with more than `MOST_TENSORS` significant tensors is condensed
 once more, since the search would take too long. The operators between two places where a segment (executable) may begin form a
-*stretch*, which becomes one node. Significant tensors form one *bundle* if they are made in the same stretch, are first and last
-needed in the same other stretches, and are dropped (not kept, but computed again) by the same minimum cuts
-(`analysis/minimum_cut.py`). All members of a bundle are on the device at the same times.
+*stretch*, which becomes one node.
+
+A *minimum cut* is the cheapest choice of the tensors to drop (not to keep, but to compute again). There is one for each of
+several prices, which say how much memory may be spent to save time (`analysis/minimum_cut.py`). Significant tensors form one
+*bundle* if they are made in the same stretch, are first and last needed in the same other stretches, and are dropped by the same
+minimum cuts. All members of a bundle are on the device at the same times.
 
 A tensor that is needed only in the stretch that makes it is in no bundle. Its bytes count as memory that the node needs while it
 runs. If XLA computes a tensor u from t on the fly, t is also needed where u is read, so all terms of a sum live until the sum is

@@ -1,9 +1,9 @@
-"""Makes the schedules that the search starts from, by the tensors that a minimum cut keeps and given boundaries between segments.
+"""Makes the schedules that the search starts from. The caller says where segments begin, and which tensors are dropped.
 
 A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
-executable. A minimum cut divides the tensors into kept and dropped ones (`analysis/minimum_cut.py`). A kept tensor is on the
+executable. A minimum cut has divided the tensors into kept and dropped ones (`analysis/minimum_cut.py`). A kept tensor is on the
 device from where it is made to its last use. A dropped tensor is on the device up to a given earlier use, and computed again for
-later ones.
+later ones. For schedules that no minimum cut describes, `assemble` takes the intervals in which each tensor is on the device.
 """
 
 from bisect import bisect_right
