@@ -7,14 +7,15 @@
     result      from the operator that makes it to the end
     temporary   from the operator that makes it to the last one that needs it, if XLA writes it to memory
                 (`plan/analysis/fusion.py`). XLA fuses most light operators, such as additions, into the operators that read
-                their results. Then the results are not written, and the inputs live until the results are read.
-                Small results, such as sums, are taken to be written (`plan/search/condensed/condensed_step.py`)
+                their outputs. Then the outputs are not written, and the inputs live until the outputs are read.
+                Small outputs, such as sums, are taken to be written (`plan/search/condensed/condensed_step.py`)
 
     in use(q) = bytes of the tensors that live at operator q + workspace of q (what the operator needs inside)
     peak      = the predicted peak of the executable (`plan/search/choice.py`), reached where `in use` is highest
 
-The peak is usually more than `in use` at that operator. One part of the difference is the buffers of results that are not written
-yet. The rest is called packing (`report.py`). The order of operators is the planner's; XLA's own may differ. Sizes are in bytes.
+The peak is usually more than `in use` at that operator. One part of the difference is the buffers of the step's results: the
+executable holds them from its beginning, but `in use` counts each only from the operator that makes it. The rest is called
+packing (`report.py`). The order of operators is the planner's; XLA's own may differ. Sizes are in bytes.
 """
 
 from collections.abc import Callable, Sequence

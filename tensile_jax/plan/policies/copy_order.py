@@ -9,8 +9,9 @@ So a copy may end later than the algorithm planned. The tensor's *absence*, the 
 later as well: when the copy ends. Otherwise the computation would wait for the copy. If the absence would end before it begins,
 it is left out. A tensor is copied to the host for its first absence only, so the copy then belongs to the next absence.
 
-A *place* is the position of an operator in the order of execution. Times are microseconds since the step began. They leave out
-recomputation, which makes the plan slower. So by the time the plan reaches the place found here, the copy has ended.
+The result for each absence is the *place* at which it begins, the position of an operator in the order of execution. Times are
+microseconds since the step began. They leave out recomputation, which only makes the plan slower. So when the plan reaches that
+place, the copy has ended.
 """
 
 from bisect import bisect_left
