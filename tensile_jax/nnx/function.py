@@ -5,8 +5,8 @@
 `flax.nnx.jit` makes a pure function of a step, gives the function to `jax.jit`, and writes the results into the user's objects.
 This module leaves all of that to Flax, so options, shared references, changes of the graph and errors are Flax's own. Flax's
 wrapper keeps the function that `jax.jit` returned in the attribute `jitted_fn`. This module replaces only that attribute: its new
-value is a `PlannedFunction` of the same pure function. What asks for a plan or a report, without a call, gets the pytrees from
-`nnx_steps/pure_step.py`. (For a job of a `Runtime`, `nnx/job.py` makes the pure function itself.)
+value is a `PlannedFunction` of the same pure function. A method that asks about the step without running it, such as `plan` or
+`compare`, has `nnx_steps/pure_step.py` make the pytrees. (For a job of a `Runtime`, `nnx/job.py` makes the pure function itself.)
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Shows long calls to the user: in a rewritten line of a terminal, as a bar in a notebook, or in plain lines of a log.
+"""Shows the user how far a long call has come: in a line of a terminal, a bar in a notebook, or lines of a log.
 
 While the line of a terminal is shown, the program's own output appears above the line. For this, `sys.stdout` and `sys.stderr`
 are replaced, if they are terminals, by streams that erase the line before they write. The line is drawn again once the program's

@@ -15,8 +15,8 @@ Three cases are special:
     - The device's allocator may hand out more than it is asked for. The search then begins with a lower limit. The difference is
       what the allocator hands out unasked under a plan that is found quickly.
     - If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, which
-      fills the link between host and device with copies of state. A plan for one executable does not, since some of these copies
-      would free nothing in it (`StepModel.as_one_program`).
+      fills the link between host and device with copies of state. The search does not start there if the plan's segments and
+      copies are joined into one executable (`StepModel.as_one_program`), in which some of these copies would free nothing.
     - A loop is *opened* if the step contains the operators of every iteration. For a step with opened loops, a plan that treats
       all iterations alike (`search/alike_iterations.py`) needs far fewer executables. The policy takes it if it is hardly slower
       than the step as one executable, or than what the search finds.

@@ -1,8 +1,8 @@
 """Changes the boundaries of a schedule: joins two segments, or splits one, and evaluates the segments that change.
 
 A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
-executable. These moves only renumber segments in the intervals in which tensors are on the device. `residency_moves.py` changes
-the intervals themselves.
+executable. A schedule says in numbers of segments when each tensor is on the device. Where segments are joined or split, these
+numbers change, and nothing else. `residency_moves.py` changes when a tensor is on the device.
 """
 
 from collections.abc import Callable
