@@ -284,7 +284,8 @@ class PlannedCalls:
 
     def _run_whole(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs, *, watched: bool) -> Any:
         began = time.perf_counter()
-        elsewhere = call.signature.on_host - step.traced.on_host
+        # few calls have arguments on the host, and looking where the step takes its arguments from costs time in every call
+        elsewhere = call.signature.on_host and call.signature.on_host - step.traced.on_host
         if elsewhere:
             wanted = {id(call.leaves[place]) for place in elsewhere}
             args, kwargs = self._signatures.map_dynamic(
