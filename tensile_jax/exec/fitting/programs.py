@@ -39,9 +39,9 @@ def as_program(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
     launched one by one.
     """
     step = fitting.step
+    picks_faster = step.in_one_program and fitting.options.launch == "auto" and step.traced.devices == 1
+    apart = fitting.chosen(goal) if picks_faster else None  # before the others: the first program is mostly made of this plan
     plan = _first_program(fitting, goal, likely_spared) if step.in_one_program else None
-    picks_faster = plan is not None and fitting.options.launch == "auto" and step.traced.devices == 1
-    apart = fitting.chosen(goal) if picks_faster else None
     best: CompiledPlan | None = None
     tried: list[Tried] = []
     while plan is not None:
