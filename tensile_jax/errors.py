@@ -3,7 +3,8 @@
     TensileError
     ├── BudgetError (also ValueError)   a budget cannot be read, or no plan keeps it
     │   └── BudgetTooSmall              no plan keeps the budget: names the smallest budget that works
-    ├── TraceError (also ValueError)    a step cannot be planned: it uses outside mutable references, or devices that form no mesh
+    ├── TraceError (also ValueError)    a step cannot be planned: for example, its devices form no mesh, or it uses mutable
+    │                                   references that were made outside of it
     ├── PlanFileError (also ValueError) a saved plan is not readable, of another version, for another program, or above the budget
     ├── JobsFileError (also ValueError) a jobs.toml cannot be read: names the line and the key
     ├── InvalidPlan                     the check refuses a plan; the user sees no error, but gets another plan, with a note

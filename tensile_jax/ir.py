@@ -10,15 +10,16 @@
     role     ::= "parameter" | "optimizer_state" | "state" | "batch" | "constant"
                | "activation" | "gradient" | "output"
 
-An operator is one equation of the flattened jaxpr; the class `Operator` lists its further fields. Operators are listed in the
-order in which they run, and that order is topological. XLA runs *heavy* operators (convolutions, products, sorts, loops) as
-kernels of their own, which read and write device memory. XLA fuses *light* operators into their neighbours. A *reduction* is
-light, except that it reads its whole input once.
+An operator is one equation of the flattened jaxpr; the class `Operator` lists its further fields. The `nbytes` of an operator
+are the bytes that it reads and writes. Operators are listed in the order in which they run, and that order is topological. XLA
+runs *heavy* operators (convolutions, products, sorts, loops) as kernels of their own, which read and write device memory. XLA
+fuses *light* operators into their neighbours. A *reduction* is in between: XLA may fuse the operators before it into the
+reduction, but mostly does not fuse the reduction into the operators that read its result.
 
 An *effectful* operator does more than make its outputs: it prints, or calls back into Python. It runs exactly once in an
 iteration and is never recomputed. Effectful operators run in the order in which the step has them. An operator that is *alone*
-shares no executable with other operators. It is a loop whose body has a plan of its own, which every iteration follows
-(`trace/plannable_loops.py`). An operator that is alone also counts as effectful.
+shares no executable with other operators. It is a loop whose body has a plan of its own, which every iteration of the loop
+follows (`trace/plannable_loops.py`). An operator that is alone also counts as effectful.
 
 A tensor is in device memory, or in host memory if the step's caller or the step itself puts it there. A tensor in host memory
 takes no device memory and is never swapped: its `nbytes` are 0, and `host_bytes` is its size. An operator that moves values from

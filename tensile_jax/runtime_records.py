@@ -1,13 +1,14 @@
 """Defines what a `Runtime`, which runs several jobs on one device, tells its user: status, events, and a record of memory and
 copies.
 
-    Status     ::= budgets, bytes, link  JobStatus*    a snapshot of the runtime and of its jobs
-    JobReport                                          what was measured of one job
-    JobEvent                                           something that happened to a job; the runtime reports each when it happens
-    Record     ::= Span*  Level*  Stage*               when each launch and copy ran, how many bytes were on the device, and
-                                                       what each job went through before its first iteration
+    Status     ::= JobStatus*               a snapshot: the budgets, the bytes in use, how busy the link is, and the state of
+                                            every job
+    JobReport                               what was measured of one job
+    JobEvent                                something that happened to a job; the runtime reports each when it happens
+    Record     ::= Span*  Level*  Stage*    when each launch and copy ran, how many bytes were on the device, and what each job
+                                            went through before its first iteration
 
-A job goes through the following states. Until it has ended, it may also be paused and resumed, fail, or be cancelled:
+A job goes through the following states. Until the job ends, it may also be paused and resumed, fail, or be cancelled:
 
     preparing -> queued -> running -> finished
 

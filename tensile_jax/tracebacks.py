@@ -13,7 +13,7 @@ The frames of the user's functions stay. So do frames of JAX that JAX itself doe
 error gets a note that frames were left out, unless it is a `TensileError`, which says all that its reader needs, or a
 `KeyboardInterrupt`.
 
-This module does not import JAX: reading a plan needs no JAX either, and its errors are filtered, too.
+This module does not import JAX, because it also filters the errors of reading a plan, which works without JAX.
 """
 
 import builtins

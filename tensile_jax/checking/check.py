@@ -1,13 +1,13 @@
 """Compares a step under a plan with plain `jax.jit` on the same arguments: `tensile_jax.check`.
 
-    plan the step and compile it        nothing has run; a budget that cannot be kept ends here
+    plan the step and compile it        nothing runs yet; a budget that cannot be kept raises an error here
     compile plain jit                   does it fit?
     run the plan                        `steps` steps in a row, whose results are copied to the host
     run the reference                   plain jit or, where that does not fit, another plan
-    run the reference in other ways     the same steps under another rounding, to know by how much they differ from themselves
+    run the reference in other ways     the same steps with other rounding: how much does rounding alone change the results?
     time both                           calls in turn, all with the same arguments
 
-The plan runs before plain jit, which mostly uses more memory: the allocator only knows the most bytes that were ever in use.
+The plan runs first, because plain jit mostly uses more memory, and the allocator only knows the most bytes ever in use.
 """
 
 import time

@@ -10,9 +10,10 @@ Floating-point numbers agree if two conditions hold. First,
 
     absolute(a, b) <= max(FACTOR * own, FLOOR * eps * max |b|)
 
-Second, count the elements that are finite in one of a and b but not in the other. There may be at most as many as for b' and b.
-The same holds for elements that are NaN. Here eps is the distance from 1 to the next larger number of the output's type.
-Integers, booleans and keys agree if they are equal.
+where FACTOR and FLOOR are constants of this module, and eps is the distance from 1 to the next larger number of the output's
+type. Second, count the elements that are infinite or NaN in a or in b, and not the same in both (two NaNs are the same). This
+number is at most the largest such number for b' and b, over all b' and all steps so far. Integers, booleans and keys agree if
+they are equal.
 """
 
 import math

@@ -1,14 +1,15 @@
 """Finds what a plan is compared with: plain `jax.jit` or, where that does not fit on the device, another plan.
 
-The other plan fits into the free memory and cuts the step elsewhere than the checked one. Several policies are tried for it in
-turn.
+The other plan fits into the free memory. It differs from the checked plan in where it cuts the step, or in what it computes
+again. Several policies are tried in turn until one gives such a plan.
 
-Every reference can also run under another rounding, which says by how much its results depend on rounding alone:
+Every reference can also run under another rounding, which shows by how much its results depend on rounding alone:
 
-    excess precision off       XLA may keep more digits between operators than the types of their results have. Without these, it
-                               rounds more often. On a CPU, this changes few steps, so the code is also optimized less.
-    arguments moved            by one unit in the last place. That changes results by about as much as another order of sums does,
-                               on every device, and nothing is compiled.
+    excess precision off       XLA may keep more digits between operators than the types of their results have. Without these
+                               digits, XLA rounds more often. On a CPU, that alone changes the results of few steps, so XLA also
+                               compiles the reference with fewer optimizations there.
+    arguments moved            Every argument is moved by one unit in the last place. That changes results by about as much as
+                               another order of sums does, on every device. Nothing is compiled for it.
 """
 
 import time

@@ -7,8 +7,9 @@ that exists is chosen:
     2. the profile for this kind of device that comes with the package
     3. the profile `unknown`, with which predicted times mean nothing
 
-A profile for GPUs also says how the device's memory is handed out. Unless its file names an `allocator`, that is what JAX does in
-this process: the environment variables `XLA_PYTHON_CLIENT_ALLOCATOR` and `XLA_PYTHON_CLIENT_PREALLOCATE` decide.
+A profile for GPUs also says which kind of allocator hands out the device's memory. If its file names no `allocator`, the
+profile has the one that JAX uses in this process, which the environment variables `XLA_PYTHON_CLIENT_ALLOCATOR` and
+`XLA_PYTHON_CLIENT_PREALLOCATE` choose.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Copies arrays between device memory and the memories where they wait (TENSILE section III-D, "Swap Executor").
+"""Copies arrays between device memory and pinned host memory (TENSILE section III-D, "Swap Executor").
 
 `jax.device_put` to a sharding with another memory kind is an asynchronous copy. The copy starts when the programs launched before
 it are done. It overlaps the programs launched after it.

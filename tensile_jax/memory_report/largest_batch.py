@@ -1,15 +1,16 @@
 """Finds the largest batch with which a step fits into a budget, with plain `jax.jit` and with a plan: `tensile_jax.max_batch`.
 
 Nothing is compiled or run: peaks and times are predictions. A larger batch needs more memory and, under a budget, gives fewer
-samples per second. There are two searches: the first with plain jit, the second with plans. Each begins at a guess, and goes down
-or up from there in growing steps, until it has a batch that fits and a larger one that does not fit or is too slow. Then it
-bisects between the two, to 1/64 of the batch.
+samples per second. There are two searches: the first with plain jit, the second with plans. In the second search, a batch is
+also too large if its plan gives too few samples per second. The caller says how many are enough (`speed`): a share of what
+plain jit gives with its largest batch. Each search begins at a guess, and goes down or up from there in growing steps, until it
+has a batch that is not too large and a larger one that is. Then it bisects between the two, to 1/64 of the batch.
 
 Making a plan takes long, so few are made, and the guess must be good. Plain jit's peak, and the floor (the least memory that any
 plan is known to need), are nearly linear functions of the batch and are found quickly. A guess is the batch where a line through
-the values of two batches meets the budget. Before it tries its guess, the second search plans twice the first search's result,
-twice that, and so on below the guess: the user is shown what these batches cost. If one of them is too large, the guess is not
-used. Sizes are in bytes, times in microseconds.
+the values of two batches meets the budget. The second search does not try its guess at once. It first makes plans for 2, 4, 8,
+... times the first search's result, as long as these batches are smaller than the guess, because the user is shown what they
+cost. If one of them is too large, the guess is not used. Sizes are in bytes, times in microseconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

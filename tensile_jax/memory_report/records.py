@@ -1,7 +1,7 @@
 """Defines the records of a report on a function's memory: what is on the device, when, and what could be saved.
 
-An operator is one equation of the step, and its number is its position in the order in which the report has the operators run,
-from 0 on. A tensor lives over `[begin, end)`, in numbers of operators; an argument lives from 0 on.
+An operator is one equation of the step. Its number is its position in the planner's order of operators, counted from 0. A
+tensor lives over `[begin, end)`, in numbers of operators; an argument lives from 0 on.
 
 Each part of the memory has a *role*, such as `parameter` or `activation` for tensors. Three roles stand for what takes memory
 beside the tensors that live at an operator:

@@ -1,12 +1,12 @@
-"""Has Flax turn a step on NNX objects into a pure function, and the objects of a call into the pytrees that it takes.
+"""Uses Flax to turn a step on NNX objects into a pure function, and the objects of a call into the pytrees for that function.
 
-    step              --flax.nnx.jit-->  a wrapper, which keeps what `jax.jit` made of a pure function in `jitted_fn`
-    objects of a call --its `trace`-->   pytrees, with which the wrapper calls `jitted_fn.trace`
+    step              --flax.nnx.jit-->          a wrapper, whose attribute `jitted_fn` is `jax.jit` of a pure function
+    objects of a call --the wrapper's `trace`--> pytrees, with which the wrapper calls `jitted_fn.trace`
 
 Only Flax's wrapper can make these pytrees, and the pure function can be traced only while the wrapper's `trace` runs. So this
 module makes a wrapper of its own, in which a stand-in takes the place of `jitted_fn`. Flax calls the stand-in's `trace`, which
-answers a question, such as "What is the plan for these arguments?". Options, shared references and errors are therefore Flax's
-own. The user's wrapper is never changed.
+answers a question, such as "What is the plan for these arguments?". So Flax itself handles options and shared references, and
+raises its own errors. The user's wrapper is never changed.
 """
 
 import functools

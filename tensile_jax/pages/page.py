@@ -1,4 +1,4 @@
-"""Writes a page: one HTML file with a heading, figures, plots that share their horizontal axis, and a table that sorts.
+"""Writes a page: one HTML file with a heading, key values, plots that share their horizontal axis, and a sortable table.
 
 The file needs no network, because it contains plotly's script, which draws the plots. The page's own script (`page.js`) searches
 and sorts the table, and follows the browser's light or dark theme. A click on a rectangle of a plot, or on a name in the table,

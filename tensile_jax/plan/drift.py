@@ -2,15 +2,16 @@
 
 TENSILE section IV-E, "Scheduling Plan Updating":
 
-    average <- (1 - w) * average + w * measured     an exponentially weighted moving average, for every segment
-    s                                               the sum of the segments' latencies that the plan was made from
-    s'                                              the newest sum of the averages
+    average <- (1 - w) * average + w * measured     for every segment: the exponentially weighted moving average of its latency.
+                                                    w is the weight of the newest measurement (`_WEIGHT`)
+    s                                               the sum of the segments' predicted latencies, from which the plan was made
+    s'                                              the sum of the newest averages of all segments
     drift = |s' - s| / s                            the paper's average latency rate of change
 
 The step is planned again once two things hold: the drift has exceeded the user's threshold in several measured iterations in a
-row, and the plan has run for much longer than planning takes. The new plan uses corrected latencies: that of each operator is
-multiplied by the average latency of the operator's segment, divided by the predicted one. (A *segment* is a stretch of operators
-that is compiled as one executable.)
+row, and the plan has run for much longer than planning takes. The new plan uses corrected latencies. The predicted latency of
+an operator is multiplied by the average latency of the operator's segment, and divided by the predicted latency of that
+segment. (A *segment* is a stretch of operators that is compiled as one executable.)
 
 Differences from the paper: The paper measures every operator. Here only a segment can be measured, so all its operators are
 corrected by the same factor. The paper updates the plan whenever the threshold is exceeded. Here the new plan must also be

@@ -9,7 +9,8 @@ stretches of operators that are each compiled as one executable. The methods of 
     bytes_at_ends   a lower bound on the memory of every plan, known at once
     least_limit     the smallest limit with which the step is slower by at most a given factor
     bound_us        a lower bound on the time of every plan under a limit
-    offload_state   the same segments with some state on the host between its uses
+    offload_state   given the choice of a plan (where the step is cut, and when each tensor is on the device): a choice with the
+                    same segments that keeps some of the state on the host between its uses
 
 The planner *replays* each plan before it returns it: an independent check goes through the plan's segments and copies without
 running them (`result/check.py`). A plan that the replay refuses is a mistake of this package. The planner then asks the policy

@@ -1,13 +1,13 @@
 """Describes in words what a long call is doing, how far the call has come, and about how long it will still take.
 
-A phase is reported as `progress(what, done, of)`: `done` of the `of` parts of the phase `what` are done. The phases of a first
-call:
+A phase is reported as `progress(what, done, of)`: the name of the phase, how many of its parts are done, and how many parts it
+has. The phases of a first call:
 
     tracing -> compiling plain jit -> planning -> compiling segments | compiling programs
 
 A *segment* is a part of the step with an executable of its own; a *program* is one executable for several segments. Planning and
-compiling may happen again, because a plan that exceeds the budget once compiled is revised. So the number of plans is only an
-estimate. This module reads no clock: callers pass the times, in seconds.
+compiling may happen again, because a plan is revised if compiling shows that it exceeds the budget. So the number of plans is
+only an estimate. This module reads no clock: callers pass the times, in seconds.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,13 @@
 """Defines `Coordinator`, the Ray actor that knows all devices and jobs of a cluster, and carries out what the scheduler decides.
 
 A "device" is what one `DeviceActor` holds: one device of a node, or a group of its devices, for jobs that are divided among
-devices. The coordinator makes the groups when jobs are submitted to devices that run no job. The groups stay as they are until
-all jobs have ended.
+devices. The coordinator makes the groups when jobs are submitted while no other jobs run. The groups stay as they are until all
+jobs have ended. The "shared place" is a folder or a URL for checkpoints, which every node must be able to read and write.
 
 These messages are sent:
 
     submitter   -> coordinator    submit: jobs, budget, shared place             one submission at a time
-    coordinator -> device         open: read a file in the shared place          one `DeviceActor` for each device or group
+    coordinator -> device         open: start a runtime on the device            after a check that the shared place is shared
     coordinator -> device         outline: trace a job, and plan it              answered by an `Outline`: what the job needs
     coordinator -> device         run: a job, with the number of the attempt     a Ray task that lasts while the job is there
     coordinator -> device         poll, again and again                          answered by news of the jobs; renews the lease

@@ -7,8 +7,9 @@ A job may go to a device if the `Runtime` there would admit the job beside those
 these devices, the job goes to the one on which the predicted time of one of its iterations is shortest. On that device the
 predicted slowdown is smallest, too:
 
-    slowdown_j   = time_j / (step_us of job j, alone on the fastest kind of device)
+    slowdown_j   = time_j / (step_us of job j on the fastest kind of device)
     time_j       = step_us * total / weight_j * change
+    step_us      = the predicted time of an iteration of job j, alone on the device
     total        = the sum of the weights (priorities) of job j and of all jobs that run on the device
     change       = 1                  if the job fits while the others keep their state on the device
                    1 + 1/COPY_TIMES   otherwise: jobs take turns on the device. Each turn lasts `COPY_TIMES` times as long as the
@@ -17,14 +18,16 @@ predicted slowdown is smallest, too:
 If several devices are equal in this, the job goes to the one with the fewest jobs, then to the smallest group, then to the first.
 
 *The limit* is the memory for which a job is planned. The job's plan depends on the limit, and if another plan cuts the step
-elsewhere, XLA rounds the results differently. A job must have the same results wherever it runs. So its limit must not depend on
-the jobs that happen to be on a device, or on time. The limit is chosen once, when the job is submitted. `neighbours` is the
-number of jobs that each device would have if all jobs were spread evenly, this job included. The limit leaves room for the states
-of the other neighbours, as if each were as large as this job's state.
+elsewhere, XLA rounds the results differently. A job must have the same results wherever it runs. So its limit must not depend
+on the jobs that happen to be on a device, or on time. The limit is chosen once, when the job is submitted. `neighbours` is the
+number of jobs that each device would have if all jobs were spread evenly. This job is one of them. The limit leaves room for
+the states of the others, as if each were as large as this job's state.
 
     limit      = budget - (neighbours - 1) * state_bytes
-    neighbours = max over d in (1, devices of the job) of
+    neighbours = the larger of two values, for d = 1 and for d = the number of devices that the job needs:
                  ceil(jobs submitted together that need at least d devices / actors that hold at least d)
+
+The value for the larger d matters because jobs that need d devices can share only the actors that hold at least d.
 
 If no plan keeps this limit, the job is planned for the whole budget, as in a `Runtime`. Then the jobs take turns: while one
 computes, the states of the others are *parked* in host memory.

@@ -2,8 +2,18 @@
 
     Device        ::= one device of a node, or a group of them, held by one Ray actor with one `Runtime`
     Outline       ::= what a job needs on one kind of device: the memory of its plan there
-    Event         ::= DeviceJoined | DeviceLost | Submitted | Outlined | JobNews | Due | Wished
-    Instruction   ::= AskOutline | Start | Steer | Report | Release
+    Event         ::= DeviceJoined   a device can take jobs from now on
+                    | DeviceLost     the actor of a device has died
+                    | Submitted      the user has submitted jobs
+                    | Outlined       a device has answered `AskOutline`
+                    | JobNews        the runtime of a device reports an event of a job
+                    | Due            the delay after which a job was to start has passed
+                    | Wished         the user wants a job to run, to pause or to stop
+    Instruction   ::= AskOutline     ask a device for the outline of a job
+                    | Start          start a job on a device
+                    | Steer          tell the runtime of a job to run, pause or stop the job
+                    | Report         report an event to the users
+                    | Release        end the actors of all devices, since all jobs have ended
 
 The scheduler (`scheduler.py`) maps events to instructions. The coordinator (`coordinator.py`) carries the instructions out. Sizes
 are in bytes, and times in seconds unless the name says otherwise.

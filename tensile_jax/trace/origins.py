@@ -1,15 +1,18 @@
 """Finds the operator that makes a tensor, and the lines of the user's code that it comes from.
 
-The result of a loop that stays one operator is made in the loop's body. The search for the operator follows the body's result:
+A loop (`lax.scan`) may stay one operator. Each iteration then makes a part of the loop's stacked results. To find the operator
+in the loop's body that makes these parts, a search starts at the body's result. Its next step depends on what the value is:
 
-    call                    on to what the called function returns, or to what it was given
-    loop in the body        on to what the body of that loop returns
+    result of a call        on to what the called function returns; if that is one of its arguments, on to the argument
+    result of a loop        on to what the body of that loop returns
     carried value           on to what an iteration returns as the next value
-    a change of form        on to the operand (`_FORMS`), since the line of the operator before says more
-    any other operator      found
+    a change of form        on to the operand, since the line that computes the operand says more than that of a reshape or a
+                            cast (`_FORMS`)
+    any other result        found: the operator that makes it
 
-The value is not followed out of the loop: an array that the iterations only read is not made there. A loop on mutable references,
-whose results are also what the references hold, names itself.
+The search does not leave the loop. If it comes to an array that the iterations only read, no operator in the body makes that
+array. The answer is then a change of form that the search has passed or, if there is none, the loop itself. The loop itself is
+also the answer for its carried results, and for all results of a loop on mutable references.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Tells how a run of several jobs ended, from its run folder: `tensile status RUN` prints this when the run is not alive.
 
 A run that ended by itself, or by a signal, has written its outcome. A run that was killed has written none. Its outcome is then
-made from the list of events in the folder, of which a kill cuts off at most the last one.
+made from the list of events in the folder. A kill can cut off only the last event of this list.
 """
 
 from collections import Counter

@@ -10,13 +10,14 @@ A terminal shows this table, which `tensile status` prints, too:
 
 The bars are made of `#` and `|` if the terminal shows only ASCII; `|` marks the peak. Three columns are the job's bytes on the
 device: `now`, the measured `peak`, and the `plan`'s peak, all in the unit of the heading. `stall` is the time per step in which
-the job waits for copies. A narrow terminal shows fewer columns, and the notes below the table instead of in it. A log gets such
-lines:
+the job waits for copies. A job may have a note, such as the reason why it waits. A wide terminal shows the notes in another
+column, any other terminal below the table. A narrow terminal also leaves out some columns. A log gets such lines:
 
     12.3 s  device 812 MiB of 1.2 GiB | resnet 14/200 loss 0.693 2.1 step/s
 
-A thread of the live view draws everything, so that the run never waits for a slow terminal. If drawing fails, the error is shown
-or the live view ends; the run goes on. At the end, the table is removed, because the table of the results follows.
+A thread of the live view draws everything, so that the run never waits for a slow terminal. If the status cannot be read or
+laid out, the error is shown. If nothing can be written to the terminal, the live view ends. The run goes on in both cases. At
+the end, the table is removed, because the table of the results follows.
 """
 
 import queue

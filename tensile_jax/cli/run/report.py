@@ -5,8 +5,8 @@
     JointPlan    `tensile plan JOBS.toml`  predicted for several jobs under one budget
     PlainJob     `tensile demo`            measured for one model under plain `jax.jit`
 
-The name of a value ends in its unit: bytes, microseconds (`_us`) or seconds (`_s`). A value that was not measured, or is no
-number, is null. A job is *at rest* between two of its iterations.
+The name of a value ends in its unit: bytes, microseconds (`_us`) or seconds (`_s`). A value that was not measured, or is NaN or
+infinite, is null. A job is *at rest* between two of its iterations.
 """
 
 import shlex

@@ -10,8 +10,8 @@ Each event has a phase `ph`:
 The trace has four processes. "jobs" has a track for each job, with the segments (executables of its plan) that ran. "link" has a
 track for each direction between host and device, with the copies. "memory" has counters. The counter "device bytes" has a series
 for each job; chrome://tracing stacks the series, and Perfetto shows them side by side. "before the first step" has a track for
-each job, with what the job did and waited for until it ran, and its end if it never did. Times are in microseconds, as the format
-requires.
+each job, with what the job did and waited for until its first step. If the job ended without a step, an instant event
+shows how it ended. Times are in microseconds, as the format requires.
 """
 
 from collections.abc import Iterable, Sequence

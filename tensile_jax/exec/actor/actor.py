@@ -11,9 +11,10 @@ each run, the dispatcher (`exec/runtime/dispatcher.py`) calls `issue`, which nev
 wait for, `issue` returns a function that waits, and the dispatcher calls this function in another thread. On a CPU, a launch
 itself blocks, so the returned function also carries out the launches.
 
-The calls come in the order below; `(...)*` is repeated. A job is *parked* while its state is in host memory. `plan` may be called
-again at any time, and `use` while the job is parked. Requests for plans and their answers are plain data (`plans.py`), so they
-can be sent to another process.
+The calls come in the order below; `(...)*` is repeated. `own` takes the state from the user and copies it to the host. `use`
+selects the plan under which the next iterations run. `state` returns a snapshot of the job's state. A job is *parked* while its
+state is in host memory. `plan` may be called again at any time, and `use` while the job is parked. Requests for plans and their
+answers are plain data (`plans.py`), so they can be sent to another process.
 
     own -> trace -> plan -> use -> (unpark -> (begin -> issue ... -> take_metrics)* -> park -> state)* -> free_device_arrays ->
     close

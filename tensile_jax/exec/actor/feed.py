@@ -6,9 +6,12 @@ threads take batches, deliver metrics and stop the feed:
     feed's thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
     other threads:               take() ------------------ deliver(1) ...                         stop() ...
 
+The thread reports events (`feed_events.py`) to the function `tell`, and holds no lock meanwhile. `BatchReady` says that one
+more batch can be taken. `CallbacksMade` says, after `stop()`, that all queued callbacks have been made.
+
 Only the feed's thread waits for user code, so code that hangs, raises or is slow affects only its own job. Callbacks come in the
 order of their steps, and before batches: while a callback runs or waits, no batch is drawn. So a slow callback slows its job
-down, and only few metrics ever wait for callbacks. The thread posts its events (`feed_events.py`) while it holds no lock.
+down, and only few metrics ever wait for callbacks.
 """
 
 import threading

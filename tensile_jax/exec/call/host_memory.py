@@ -1,15 +1,19 @@
 """Finds how much host memory is free for the copies of a step or a runtime. This is the host budget if the user gives none.
 
-    free = (1 - room) * the least of
-               what the machine has available              MemAvailable of /proc/meminfo
-               limit - used - reclaimable, of the process' control group and of each group around it (versions 1 and 2)
-               the pool of pinned host memory - what is in it                  on a GPU: XLA's own, of the whole process
-           / number of the step's devices in the process
-         + bytes of the step's own arguments in host memory
+    free      = rounded_down((1 - room) * min(memory / sharers, pool / devices)) + arguments        for each device
+    memory    = the least of
+                    MemAvailable of /proc/meminfo
+                    limit - (used - inactive file pages)    of the process' control group, and of each group around it (versions
+                                                            1 and 2 of control groups)
+    sharers   = number of devices that share the machine's memory: those of this process, of the other processes of the step on
+                this machine and, on a cluster, of the node's other device actors
+    pool      = limit - used                                of XLA's pool of pinned host memory; only on a GPU
+    devices   = number of the devices of the step or the runtime that this process has; each process has a pool of its own
+    arguments = bytes of the step's own arguments in host memory: they are no longer free, but a plan counts them
 
-A plan counts the step's arguments in host memory, so their bytes are added. Processes of one step that run on one machine share
-what the machine has. All figures are read when the step is planned. The result is rounded down to four binary digits, so that a
-difference of a few megabytes does not lead to another plan.
+If a step runs in several processes, each of them reads its own figures, and the least free memory counts. All figures are read
+when the step is planned. `rounded_down` keeps the first four binary digits of a number, and sets all others to zero. So a
+difference of a few megabytes mostly does not lead to another plan.
 
 The room is a share left free for later allocations, of this process and others, and for fragmentation of the pool. On a CPU,
 device memory lies in the same memory, but is not subtracted here. If nothing is known of host memory (on a system without /proc),

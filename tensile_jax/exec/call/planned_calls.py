@@ -5,8 +5,9 @@ A plan usually cuts the step into *segments*, parts that are compiled as one exe
 another. Plain `jax.jit` runs three kinds of calls instead: calls inside another transformation, calls under `jax.disable_jit`,
 and calls whose plan leaves the step whole, as one executable.
 
-JAX traces a function again even if only the weak types of its arguments change, or whether they are committed to a device. If the
-new traced step equals an earlier one, it takes over that step's plan. Executables of equal code are always reused.
+A signature is also new if it differs from an earlier one only in the weak types of the arguments, or in which arguments are
+committed to a device. The function is then traced again. If the new traced step equals an earlier one, it uses that step's
+plan. Executables of equal code are always reused.
 
 If a step runs on devices of several processes, each process calls the step, and one process plans for all
 (`exec/processes/agreement.py`). Some iterations are *watched*, which means that they are measured. In these, the processes also

@@ -4,9 +4,10 @@
     process -> runtime    (Heartbeat | News | Answer | Refused)*
 
 The `Payload` is the job itself (`payload.py`). An `Ask` is a request; `News` answers no request; `Refused` carries the error of a
-request. A message is a pickle (protocol 5) with its out-of-band buffers, so that arrays are sent without a copy. A
-`multiprocessing` connection sends the sizes of these parts first, and then each part in chunks. Both processes run the code of
-the same user, so each may unpickle what the other sends. Bytes that are no message raise an error in the receiver.
+request. A message has several *parts*: a pickle (protocol 5) and its out-of-band buffers, so that arrays are sent without a
+copy. The sender sends the sizes of the parts first, and then each part in chunks, through a `multiprocessing` connection on its
+socket. Both processes run the code of the same user, so each may unpickle what the other sends. Bytes that are no message raise
+an error in the receiver.
 """
 
 import json

@@ -4,13 +4,16 @@
                       <-- a Future is done <--reader-- socket <-- Answer, Refused, News, Heartbeat
     watcher: kills the process if it sends no heartbeat, and shuts the connection down when the process has ended
 
+`Answer` and `Refused` (an error) reply to an `Ask`; `News` is what the process reports by itself (`channel.py`).
+
 The process may end, hang or send garbage. In each case, a thread of this module kills the process if it still exists, and waits
 for its end. Only then do all unanswered requests fail, with one error. So code that receives this error knows that the device
 memory of the process is free.
 
 The first request starts the process, which ends when the runtime's process ends. The process is a new interpreter and not a fork,
 since JAX's threads do not survive a fork. It is no `multiprocessing.Process` either, since that always imports the main module.
-Besides, a daemonic one may not start processes, and for any other one the interpreter waits at exit.
+Besides, a daemonic `multiprocessing.Process` may not start processes, and the interpreter waits at exit for one that is not
+daemonic.
 """
 
 import itertools

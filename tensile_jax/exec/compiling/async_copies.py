@@ -3,9 +3,12 @@
 XLA for GPUs gives the instructions of a program in the order in which they are issued. A copy between the memories that runs
 beside kernels is a pair of instructions, with kernels in between:
 
-    %start = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%h)      S(5) is host memory, so this copy goes to the device
+    %start = (f32[8]{0}, f32[8]{0:S(5)}, u32[]) copy-start(%h)
     %kernel = f32[8]{0} fusion(%x), ...
     %done = f32[8]{0} copy-done(%start)
+
+The tuple of `copy-start` has the target first and the source second. `S(5)` marks host memory, so this copy goes from the host
+to the device.
 
 Three things can go wrong, none of which changes a result. XLA may leave a copy synchronous. It may let a kernel read or write
 host memory itself, over the link. Or it may put the two instructions of a copy next to each other, so that kernels wait for the

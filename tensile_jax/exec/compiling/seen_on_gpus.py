@@ -1,9 +1,10 @@
-"""Lists on which GPUs `launch="auto"` may use those ways of launching a plan that must first be seen to work. None is listed yet.
+"""Lists which ways of launching a plan were tested on which GPUs. Nothing is listed yet.
 
-The table below names these ways; others, such as launching segments one by one, need no entry. A *program with copies* runs a
-whole step as one executable that also makes the copies to and from the host. An entry is added to `SEEN` when `pytest -m gpu` and
-a long training beside plain `jax.jit` (`make gpu-results`) have passed with the way, on that kind of GPU
-(`jax.Device.device_kind`) and under that version of JAX. Until then, users ask for the way by its name:
+`launch="auto"` uses a way in the table below only if `SEEN` has an entry for this way, this kind of GPU
+(`jax.Device.device_kind`) and this version of JAX. An entry is added when `pytest -m gpu` and a long training beside plain
+`jax.jit` (`make gpu-results`) have passed there with the way. Without an entry, the way is used only if the user asks for it.
+Other ways, such as launching segments one by one, need no entry. A *program with copies* runs a whole step as one executable
+that also makes the copies to and from the host:
 
     way                      asked for by
     program with copies      launch="one_program"

@@ -3,15 +3,16 @@
 A job is *parked* while its whole state is in host memory. A job's *weight* is its priority: a job with twice the weight gets
 twice the time on the device.
 
-    virtual time of a job   the job's compute time divided by its weight, or the clock if that is later
+    virtual time of a job   grows by compute time / weight whenever the job computes. A virtual time that is behind the clock is
+                            first raised to the clock
     clock                   the least virtual time of all jobs that contended for the device (see below) when an iteration last
                             began; the clock never goes back
     turn of a job           its virtual time; for a parked job, plus `COPY_TIMES` * (time to copy its state out and in) / weight
 
 This is stride scheduling (Waldspurger and Weihl 1995). The job with the least turn goes first; of equal turns, the job that was
 admitted first. A job that was paused or had no batch continues from the clock, so it does not catch up on the time that it
-missed. A parked job has a later turn, by `COPY_TIMES` times what copying its state takes, so that copies of states take only a
-small part of the time.
+missed. The turn of a parked job is later because its state must be copied. Jobs therefore change places so rarely that copies
+of states take only a small part of the time.
 
 Several jobs may have iterations under way at once, so that one job computes while another waits for copies. The jobs are tried in
 the order of their turns. An iteration may begin only if the controller's state is still *safe* afterwards: all iterations under

@@ -4,7 +4,8 @@ A *move* is a part of an iteration, such as a launch or a wait for copies. A *ru
 are issued at once. A job is *parked* while its state is in host memory, and *idle* while its state is on the device between two
 iterations.
 
-    held       the bytes that all jobs hold now, by their memory profiles (`plan/multi_job/memory_profile.py`)
+    held       the bytes that all jobs hold, by their memory profiles (`plan/multi_job/memory_profile.py`). A job with runs in
+               flight counts with what it holds after them
     transient  the most bytes that any run in flight needs beyond what its job holds after that run
     free       budget - held - transient
     settled    the bytes that all jobs hold once every iteration is over: a parked job holds its parked bytes, and any other job

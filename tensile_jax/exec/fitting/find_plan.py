@@ -3,14 +3,16 @@
     trace -> plan -> compile its segments -> the plan with XLA's own sizes -> run it, or plan again if it exceeds the budget
 
 A *segment* is a stretch of operators that is compiled as one executable. Its *workspace* is the memory that it needs beside
-inputs and outputs. The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment. XLA's
-figure then replaces the estimate. If the plan then exceeds the budget, the planner makes another one from what is known by now,
-until a plan's *compiled* peak is within the budget. If the planner has no other plan, the plans with the least peaks are
-compiled, so that the error can name a budget that works. If the budget is a share of plain jit's peak, or if plain jit may fit,
-plain `jax.jit` compiles the unplanned step first.
+inputs and outputs. The planner (`plan/planner.py`) estimates each segment's workspace until XLA has compiled that segment.
+XLA's figure then replaces the estimate. If the plan then exceeds the budget, the planner makes another one from what is known
+by now. This goes on until a plan's *compiled* peak is within the budget, or until several attempts have failed. In the second
+case, the plans with the least predicted peaks are compiled. If their compiled peaks also exceed the budget, `BudgetTooSmall` is
+raised. The error names the least of these compiled peaks, which is a budget that works.
+
+If the budget is a share of plain jit's peak, or if plain jit may fit, plain `jax.jit` compiles the unplanned step first.
 
 A step can be planned in several *forms*, which are variants of the step with the same results. This module plans one form under
-one budget, with the means that `fitting.py` gives it; `forms.py` chooses the form.
+one budget, and decides which plans are compiled. `fitting.py` makes and compiles these plans. `forms.py` chooses the form.
 """
 
 from collections.abc import Callable, Collection, Hashable

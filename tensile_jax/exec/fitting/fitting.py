@@ -1,6 +1,7 @@
 """Makes and compiles plans of one step under one budget, and collects what compiling shows about the step.
 
-    Fitting(step, budget, known)    turns choices of the planner into plans, and compiles them; `known` grows with each
+    Fitting(step, budget, known)    turns choices of the planner into plans, and compiles them; `known` is what compiling has
+                                    shown so far, and grows with each plan that is compiled
     find_plan.py                    decides which choices are compiled
 
 A *choice* says where the step is cut into segments, and when each tensor is on the device. A *segment* is a stretch of operators

@@ -1,5 +1,5 @@
-"""Remembers what was learned of one kind of step: the sizes that compiling has shown, and the planner's choices that were within
-a budget. Steps are of one kind if they have the same program and options.
+"""Remembers what was learned of one kind of step: the sizes that compiling has shown, and the planner's choices that kept a
+budget. Steps are of one kind if they have the same program and options.
 
 A *choice* says where the step is cut into segments, and when each tensor is on the device. Plans are made from choices, with
 estimated sizes until compiling shows the true ones. A lower budget must never have a plan with a higher peak, nor a plan where a
@@ -7,8 +7,8 @@ higher budget has none. But each budget has a search of its own, and the two may
 that is planned later follows the plans that are there already:
 
     1. If the plan of the next higher budget keeps the new budget, it is taken.
-    2. Otherwise a search is made. If it finds nothing, or a plan with a lower peak than the plan of the next lower budget has,
-       the plan of the next lower budget is taken instead.
+    2. Otherwise a search is made. The plan of the next lower budget is taken instead if the search finds no plan, or if that
+       plan has a higher peak than the plan that the search finds.
 
 If a plan was made before for a budget, no new search is made for that budget. `Knowledge` is an immutable value: whoever learns
 more makes a new one. The store (`knowledge_store.py`) holds the latest value for each kind of step.

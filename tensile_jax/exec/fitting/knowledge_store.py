@@ -1,10 +1,11 @@
 """Stores what is known of steps: the `Knowledge` of each kind of step, for this process and for later ones.
 
-The whole process shares one store. If the user has set `jax_compilation_cache_dir`, the store writes a JSON file for each kind of
-step into the folder `tensile_jax` there. For every budget that a compiled plan has kept, the file holds what the planner chose:
-the cuts between segments, and when each tensor is on the device. It also holds the *workspaces* that XLA reported (what
-executables need beside inputs and outputs), the smallest budget that works, and plain jit's peak, if that was compiled. A later
-process then makes the same plan without a search, and finds the compiled code in JAX's cache.
+Two steps are of one *kind* if they have the same operators and shapes, the same options, and the same sort of device. The whole
+process shares one store. If the user has set `jax_compilation_cache_dir`, the store writes a JSON file for each kind of step
+into the folder `tensile_jax` there. For every budget that a compiled plan met, the file holds what the planner chose: the cuts
+between segments, and when each tensor is on the device. The file also holds the *workspaces* that XLA reported (what
+executables need beside inputs and outputs), the smallest budget that works, and plain jit's peak, if plain jit was compiled. A
+later process then makes the same plan without a search, and finds the compiled code in JAX's cache.
 
 A file that is damaged, or that another version has written, is ignored. If a file cannot be written, a warning says so, and
 training goes on.

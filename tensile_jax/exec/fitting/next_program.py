@@ -7,28 +7,30 @@ separate launches would be faster, the segments are launched one by one (`progra
 Apart from the barriers, XLA orders a program's operators as it likes. On several devices, XLA also collects operands and sums
 gradients, in buffers that the planner cannot predict. So the program's peak differs from the plan's. Two things can be changed
 for the next program: the limit of memory for which the plan is made, and the *form*, which says which tensors cross the barriers
-(`program_code.py`).
+(`program_code.py`). For instance, in the form `live`, all tensors that are needed later cross the barrier.
 
 On one device, the compiled peaks of a step's programs differ from the expected peaks by nearly the same number of bytes. So the
-next program is made for an expected peak of the budget, less this difference and a margin. A program with copies may differ by
-more, where XLA happens to keep several large tensors at once. The next one mostly does not, so the difference then counts only in
-part. The peaks so far decide whether there is a next program:
+next plan is made such that the expected peak of its program is the budget, less this difference and a margin. The peak of a
+program with copies to or from the host may differ by more if XLA happens to keep several large tensors at the same time. The
+next program usually does not keep them. So with copies, at most a tenth of the budget is subtracted for the difference. The
+peaks so far decide whether there is a next program:
 
-    all above the budget    a program is made for less. If the first one was far above the budget, there is no next one, since
-                            the segments, each launched by itself, then have better plans; a program with copies (form `chain`)
-                            is made for less even then
-    first far below it      the first plan leaves memory unused, and so loses time. One more program is made, for more
+    all above the budget    the next program is made for less memory. Exception: if the first one is far above the budget and
+                            has no copies, there is no next one, since plans for separate launches are better then
+    first far below it      the first plan leaves memory unused, and so loses time. One more program is made, for more memory
     otherwise               no further program is made
 
-On several devices, the next limit and form depend on the limits and peaks of the programs before:
+On several devices, the next limit and form depend on the limits and peaks of the programs before. If all peaks are above the
+budget, the table is about the latest peak. Otherwise, it is about the highest peak within the budget:
 
     above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
                             limit falls by another half of the excess, and the next program has the form `live`, which mostly
                             needs less
-    far above the budget    the next program has the form `live` at once
-    far below the budget    the next limit is higher. After the first plan, it rises by as much as the peak is too low. Later, a
-                            straight line through the peaks of two plans gives the limit at which the peak meets the budget, less
-                            a margin. If these two have different forms, the limit rises by no more than the peak is too low
+    far above the budget    the next program has the form `live` even if no earlier peak was above the budget
+    far below the budget    the next limit is higher. After the first plan, it rises by the difference between the budget and
+                            the peak, less a margin. Later, a straight line through the peaks of two plans gives the limit at
+                            which the peak meets the budget, less a margin. If these two have different forms, the limit rises
+                            by no more than that difference
     otherwise               no further program is made
 
 A plan made for more memory than the budget is also taken if its compiled peak keeps the budget. All sizes are bytes on each

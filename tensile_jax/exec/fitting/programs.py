@@ -1,12 +1,13 @@
 """Compiles a plan as a *program*, one executable that contains several segments of the plan, within the memory budget.
 
-Only compiling shows how much memory a program needs. So up to three programs are compiled, one after another, each from a plan of
-its own. This ends early with a program that keeps the budget and is almost as fast as the step without a budget, or if
-`next_program.py`, which decides what is tried next, has nothing to try. The fastest program that keeps the budget is taken. If
-there is none, or if one device would launch the segments one by one faster, there is no program.
+Only compiling shows how much memory a program really needs. So up to three programs are compiled, one after another, each from
+a plan of its own. This ends early with a program that keeps the budget and is almost as fast as the step without a budget, or
+if `next_program.py`, which decides what is tried next, has nothing to try. The fastest program that keeps the budget is taken.
+If there is none, or if the step has a single device and is faster when its segments are launched one by one, there is no
+program.
 
-What a program is expected to need is known before it is compiled: a program holds its arguments from its beginning to its end,
-and otherwise needs what its segments need. `exec/compiling/program_code.py` makes its code. All sizes are bytes on each device.
+Before compiling, there is only an estimate: a program holds its arguments from its beginning to its end, and otherwise needs
+what its segments need. `exec/compiling/program_code.py` makes the code of a program. All sizes are bytes on each device.
 """
 
 from collections.abc import Callable

@@ -12,8 +12,9 @@ executable. The executor makes decisions only when it recovers from three faults
       and arguments that were not donated, and launches the segment again. It also sets `needs_lower_budget`, so that its caller
       plans again for less memory. These copies may exceed the budget of host memory: without them the step would be lost.
     - An input has another memory layout than the executable expects. The inputs are copied into the layouts that it expects, and
-      the segment is launched again. If a plan has arguments that are not row-major, those that are on no device yet, or are not
-      committed to one, are copied into their layouts when the iteration begins: JAX would copy them without deleting them.
+      the segment is launched again. Arguments that the plan has in a layout that is not row-major are copied when the iteration
+      begins, if they are not committed to a device. At the launch, JAX would copy such an argument without an error, and the
+      original would stay in memory although it was donated.
 
 On a GPU, memory is allocated in the order of launches, so launches may run ahead of the device (`run_ahead`). On a CPU, a segment
 takes its memory when it is launched, not when it runs, so each launch waits for the one before it.

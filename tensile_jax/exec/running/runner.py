@@ -1,9 +1,9 @@
-"""Runs the iterations of one step under a plan, and after the device has run out of memory, under plans that need less.
+"""Runs the iterations of one step under a plan. After the device has run out of memory, the next plan needs less.
 
 Calls of `tensile_jax.jit` run this way, and so do *driven loops*: loops inside a step whose body has a plan of its own, under
 which it runs once per turn (`driven_loop.py`). The jobs of a `Runtime` run in another way, since no thread may wait for an
-iteration: the job's actor (`exec/actor/local_actor.py`) issues the executor's instructions in groups, when the controller
-(`exec/controller/machine.py`) says so.
+iteration: the job's actor (`exec/actor/local_actor.py`) issues the plan's instructions (launches, copies, waits) in groups,
+when the controller (`exec/controller/machine.py`) says so.
 """
 
 import time

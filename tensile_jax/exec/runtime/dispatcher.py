@@ -18,8 +18,9 @@ of the threads below acts at a time. Whoever holds the lock never waits for the 
 A run is recorded as one span, and its end is one event. In a watched iteration, the moves of a run are issued one by one instead,
 so that each launch has a span of its own, and live bytes are read after it.
 
-An exception from an actor fails only the actor's own job. Any other exception under the lock is an error of this project. All
-jobs then fail, so that no thread waits for them forever.
+Each job has an *actor*, the object that holds its state and its compiled plan (`exec/actor/actor.py`). An exception from an
+actor fails only that job. Any other exception under the lock is an error of this project. All jobs then fail, so that no thread
+waits for them forever.
 
 A runtime ends when nobody holds a reference to it and its jobs have ended. Therefore the dispatcher's threads hold no reference
 to the runtime or to its store. They post the events of a job's lifecycle (`messages.py`) under the job's number. Times are in

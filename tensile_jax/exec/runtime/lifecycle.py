@@ -12,16 +12,18 @@ one job. The events of a job come from the thread of its user code, the planner,
 event, a `Runtime` calls `step` while it holds its store's lock, and carries out the instructions in their order. This module uses
 no JAX, clock, lock or thread. It only passes on errors, metrics and saved states.
 
-A job ends in two stages. In the first stage its last state is saved; `leaving` is true from then on. In the second stage the job
-waits until its last callback has returned; `ending` says how it will end. A job that failed or was cancelled has no second stage.
-The saves of one job are made one after another, in the order of `saves`.
+A job ends in two stages. In the first stage its last state is saved; `leaving` is true from the beginning of this stage. In the
+second stage the job waits until its last callback has returned; `ending` says how it will end. A job that failed or was
+cancelled has no second stage. The saves of one job are made one after another, in the order of `saves`.
 
-The following holds for any order of events:
+Three events hand over a job's state: `Paused` (the controller has paused the job), `Released` (the job has stopped or done all
+of its steps) and `Lost` (the job has failed). The following holds for any order of events:
 
     - A job ends exactly once. After that it causes no instructions, except those that report saves still under way.
-    - If the job makes checkpoints, every state that comes with `Paused`, `Released` or `Lost` is saved, in the order of steps.
+    - If the job makes checkpoints, every state that these events hand over is saved, in the order of steps.
     - The last state of a job that failed or was cancelled is kept for the user, unless it is lost. It is lost in three cases: the
-      job failed in the middle of an iteration, its process died, or the device does not respond. Then `Lost` has no state.
+      job failed in the middle of an iteration, its process died, or the device does not respond. `Lost` then hands over no
+      state.
     - The folder of checkpoints is released exactly once: when the job has ended and nothing is being saved.
 """
 

@@ -4,7 +4,7 @@ The paper calls this planner the Memory Scheduler. The planner does five things:
 
     - It makes the first plan of a new job.
     - For a new job that is planned by the paper's own algorithms (policy `tensile`), it chooses the swaps (copies to the host and
-      back) of all jobs of this policy together, and plans the jobs again whose swaps have changed.
+      back) of all jobs of this policy together. It then makes new plans for the jobs whose swaps have changed.
     - If the budget is lowered, it plans again for each job whose plan needs more memory.
     - If the user wants that, it plans again for a job whose measured latencies have drifted from the predicted ones
       (`plan/drift.py`).

@@ -18,10 +18,10 @@ The runtime itself decides little. It checks the user's arguments. It gives the 
     actor            one for each job: state and compiled plan     "Executor" and "Swap Executor"
     feed             one for each job: runs its user code          a thread
 
-The *segments* of a job are the parts of its step that are compiled as one executable each. They are chosen once, when the job is
-prepared. Other jobs may change when this job's tensors are in host memory, but never a result. Segments are chosen again in two
-cases: the budget is lowered below what the job needs, or the user asked for new plans when latencies drift (`renew_above`). Other
-segments round the job's results differently.
+The *segments* of a job are the parts of its step that are compiled as one executable each. They are chosen once, when the job
+is prepared. Other jobs may affect at which times this job's tensors are in host memory, but they never affect its results.
+Segments are chosen again in two cases: the budget is lowered below what the job needs, or the user asked for new plans when
+latencies drift (`renew_above`). Other segments round the job's results differently.
 """
 
 import weakref

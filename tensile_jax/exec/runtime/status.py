@@ -1,6 +1,6 @@
 """Makes the snapshots that a user asks for: `Status` of a runtime, `JobStatus` and `JobReport` of a job.
 
-The caller must hold the lock of the runtime's store.
+The jobs are read from the runtime's store, which has a record of each job (`store.py`). The caller must hold the store's lock.
 """
 
 import statistics

@@ -7,20 +7,21 @@ minimum cuts, the one with the smallest sink side is found. That one is unique.
 
 The time of a maximum flow grows with the square of the length of a chain of nodes. So nodes that lie in a chain are *eliminated*
 first, exactly. Let a node v have an edge of capacity k from one node p, an edge of capacity m to one node q, an edge of capacity
-c from the source and an edge of capacity s to the sink; each may be missing, and then is 0. What v costs in the cheaper of its
-two places depends on the sides of p and q only:
+c from the source and an edge of capacity s to the sink. A missing edge has capacity 0. What v costs on the cheaper of its two
+sides depends on the sides of p and q only:
 
-    f(p, q) = min(c + k [p in S],  v in T
-                  s + m [q in T])  v in S
+    f(p, q) = min(a, b)
+    a       = c + k [p in S]      the cost if v is in T; [x] is 1 if x holds, and 0 otherwise
+    b       = s + m [q in T]      the cost if v is in S
 
-The same cost without v is that of three edges, and a constant f(T, S):
+Let f(T, S) be this cost for p in T and q in S, and so on. Without v, three edges and the constant f(T, S) give the same cost:
 
     p -> sink      f(S, S) - f(T, S)
     source -> q    f(T, T) - f(T, S)
     p -> q         f(S, T) + f(T, S) - f(S, S) - f(T, T)
 
 Many nodes are eliminated at once, no two of them neighbours. When the sides of all other nodes are known, v is put on the
-cheaper side, in a tie on the source side.
+cheaper side, or on the source side if both cost the same.
 """
 
 from dataclasses import dataclass

@@ -4,10 +4,10 @@ XLA runs a *heavy* operator, such as a matrix product, as a kernel of its own. X
 into their consumers. So most results of light operators never exist in memory. A tensor is *materialised* (written to memory) in
 these cases:
 
-    - it is an input, or a heavy operator makes it or reads it. (If a light operator makes what a scatter updates, such as zeros,
-      its numbers are written to the memory of the scatter's result)
-    - a reduction reads it. Some backends compute what a reduction reads on the fly; they also compute on the fly what a gather
-      reads
+    - it is an input, or a heavy operator makes it or reads it. There is one exception: a tensor that a light operator makes and
+      a scatter updates, such as zeros. XLA computes this tensor directly in the memory of the scatter's result
+    - a reduction reads it. Some backends do not write it then: they compute on the fly what a reduction reads, and also what a
+      gather reads
     - it is expensive to compute, and several kernels would have to compute it (`tanh` on a GPU; `exp`, a division and others on a
       CPU). On a CPU, a padded tensor is written even for one kernel
 
@@ -16,7 +16,8 @@ Every other tensor is computed on the fly from its *leaves*, the tensors from wh
     leaves(t) = {t}                                     if t is an input, if a heavy operator or a reduction makes t, if a heavy
                                                         operator reads t, if t is materialised because it is expensive, or if t
                                                         would have more than 12 leaves
-              = union of leaves(u) over the inputs u    of the operator that makes t, otherwise
+              = union of leaves(u) for all inputs u     otherwise
+                of the operator that makes t
 
 The planner uses these properties of tensors t and operators o:
 
@@ -26,14 +27,15 @@ The planner uses these properties of tensors t and operators o:
                 (below), if the backend computes on the fly what a reduction reads
     relaid(t)   a light operator makes t, and heavy operators read t only through copies in another layout (`Operator.relaid`).
                 XLA writes these copies. It writes t itself only if another segment needs t
+    more(o)     how many bytes more a kernel reads if it computes o on the fly:
+                (bytes of the leaves of all inputs) - max(bytes of the result, most bytes that the leaves of one input have)
     join        a light operator o, such as a residual sum, that brings large leaves of several inputs together: more(o) is above
-                a quarter of the bytes of its result, where more(o) = bytes of the leaves of all inputs of o - the larger of two
-                numbers: the bytes of its result, and the most bytes that the leaves of one input have
-    reread(o)   more(o), once for each kernel that computes o, if o is a join; 0 for other operators
+                a quarter of the bytes of its result
+    reread(o)   more(o) * number of kernels that compute o (at most 4 count) if o is a join; 0 otherwise
     statistic   the result of a reduction over rows that is combined with the reduced tensor on the way to a heavy operator in the
                 same pass, such as the maximum in a softmax. What light operators make of a statistic alone is a statistic too, if
                 it is no larger
-    again(o)    the bytes that XLA writes of the results of o if another segment runs o again
+    again(o)    the bytes of those results of o that XLA writes if another segment runs o again
     row(o)      the number of a join in its chain; 0 if o is no join or is in no chain. A *chain* is a sequence of joins, each of
                 which reaches the next through light operators
 
@@ -42,8 +44,10 @@ normalization. It cannot do so if one of them, or a tensor between them, passes 
 gives a statistic: if two reductions of one tensor are combined with one another, such as the mean and the mean of squares, XLA
 gives each its own kernel.
 
-An expensive tensor that two kernels read, such as those of an activation function and of its derivative, counts in again(o) for
-the operator of the first kernel. A segment that runs only the second kernel computes the tensor on the fly.
+On a GPU, again(o) has an exception. Two kernels may read an expensive tensor t, for example the kernel of an activation
+function and the kernel of its derivative. A segment that runs only the second kernel computes t on the fly, and does not write
+t. So the bytes of t do not count for the operator that makes t, but for the light operator whose result the first kernel
+writes.
 
 The planner drops joins, that is, computes them again instead of keeping their results. If it dropped all joins of a chain, each
 segment would compute a long sum from its beginning. So it drops mainly joins with even numbers (`minimum_cut.py`). A chain is

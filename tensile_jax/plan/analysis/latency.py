@@ -1,13 +1,16 @@
 """Predicts, from a device profile, how long each operator of a step takes on a device.
 
-    kernel_latency(w)   = max(w + kernel_us, host_kernel_us)      a kernel with w microseconds of work
+    kernel_latency(w)   = max(w + kernel_us, host_kernel_us)
+                        A kernel with w microseconds of work. kernel_us is what the kernel takes on the device beside its work.
+                        host_kernel_us is what the host takes to issue it. The device waits for the host if that is longer.
     operator_latency(o) = kernel_latency(max(flops(o) / flops_per_us, nbytes(o) / bytes_per_us, least_us(o), link_us(o)))
                           + exchange_us(o)
-                        Operator o by itself. The first two terms of `max` are a roofline: the longer of computing and of moving
-                        bytes. If all floating-point operands have 16 bits, operations take 1 / half_speedup of the time. o never
-                        takes less than least_us(o). link_us(o) is the time of the step's own copies between device and host
-                        memory, in the slower direction. exchange_us(o) is the time in which devices exchange data for o:
-                        exchanged(o) / interconnect_bytes_per_us
+                        Operator o by itself, which computes flops(o) operations, and reads and writes nbytes(o) bytes. The
+                        first two terms of `max` are a roofline: the longer of computing and of moving bytes. If all
+                        floating-point operands have 16 bits, operations take 1 / half_speedup of the time. o never takes less
+                        than least_us(o). link_us(o) is the time of the step's own copies between device and host memory, in the
+                        slower direction. exchange_us(o) is the time in which a device sends exchanged(o) bytes to other devices
+                        for o: exchanged(o) / interconnect_bytes_per_us
     own_latencies       what the latency model of the device predicts for heavy operators, and the roofline for all others
 
 XLA runs *heavy* operators, such as matrix products, as kernels of their own. In an executable, XLA fuses *light* operators into
@@ -15,15 +18,15 @@ the operators that use them. The fused operators then cost only the memory traff
 operators that is compiled as one executable.
 
     fused_latencies     An operator within its executable. A heavy operator or a reduction takes as long as by itself. A light
-                        operator takes the time of the bytes that XLA writes for it, counted twice (written, then read), but at
-                        most of all bytes that it reads and makes. If XLA writes any, the operator counts as a kernel. A sum of
-                        outer products (`trace/rewrites/outer_products.py`) also takes the time of its operations, as far as that
-                        is longer than moving the bytes of a small update.
+                        operator takes the time of moving twice the bytes that XLA writes for it (they are written, then read),
+                        but never longer than moving nbytes(o). If XLA writes any bytes, the operator counts as a kernel. A sum
+                        of outer products (`trace/rewrites/outer_products.py`) is fused into an update, which moves at least
+                        4 * nbytes(o) meanwhile. The sum adds the time by which its operations take longer than that.
     rerun_latencies     An operator that a segment runs again, because the segment needs its outputs again. A heavy operator takes
-                        as long as the first time. Any other operator takes the time of the bytes that it reads in addition and of
-                        twice the bytes that it writes, but at most of four times all bytes that it reads and makes. If there are
-                        such bytes, the operator counts as a kernel. Sums of outer products take the time of their operations here
-                        as well.
+                        as long as the first time. Any other operator takes the time of moving reread(o) + 2 * again(o) bytes
+                        (`fusion.py`): what it reads in addition, and what XLA writes and then reads. A reduction whose result
+                        is stored also moves nbytes(o). No such operator takes longer than moving 4 * nbytes(o). If it moves any
+                        bytes, it counts as a kernel. A sum of outer products adds the same time as in `fused_latencies`.
 
 Difference from the paper: TENSILE (section IV-A) trains an MLP for each kind of operator and GPU. Here MLPs predict only heavy
 operators (`latency_model.py`), and only on a device that was calibrated. A light operator never runs alone, so the time that it

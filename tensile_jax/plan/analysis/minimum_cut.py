@@ -3,10 +3,10 @@
 """Decides by a minimum cut which tensors are kept across a boundary, and which are computed again after it.
 
 Take a boundary between two operators at which much is stored, usually between the forward and the backward pass: the *turn*. A
-tensor that is made before the turn and used after it can be kept or computed again. Keeping a tensor costs its bytes. Computing
-it again costs the operators that run again. A minimum cut of a flow network finds the cheapest choice for all tensors at once.
-The nodes of the network are operators o and tensors t, u. A node on the sink side of the cut is available after the turn. Each
-edge that is cut costs its capacity:
+tensor that is made before the turn and used after it can be kept, or *dropped* and computed again. Keeping a tensor costs its
+bytes. Computing it again costs the operators that run again. A minimum cut of a flow network finds the cheapest choice for all
+tensors at once. The nodes of the network are operators o and tensors t, u. A node on the sink side of the cut is available
+after the turn. Each edge that is cut costs its capacity:
 
     source -> o        cost(o)      operator o runs again
     u      -> o        infinite     ... which needs its input u
@@ -21,26 +21,30 @@ along it. The costs are
             = nbytes(t) * (1 + price)                   t is fused into its readers, and would have to be written
 
     cost(o) = infinite                                  o has effects, which happen once only
-            = price * latency(o) * bytes_per_us * s     o is heavy, or a reduction; s = (largest tensor / nbytes(o)) ** 0.1
+            = price * latency(o) * bytes_per_us * s     o is heavy, or a reduction
             = max(price, 1) * reread(o)                 o is a join whose number in its chain is odd
             = 2 * price * reread(o)                     o is a join whose number in its chain is even
             = price * reread(o)                         o is a join in no chain
             = about 0                                   o is any other light operator: XLA fuses it into its consumer
             + price * 2 * again(o) * s                  in addition, if o is light: XLA writes some light results to
                                                         memory (`fusion.py` says which), and reads them from there
-            + price * kernel_us * bytes_per_us          in addition, if a light o is a join or is written: one more kernel (or the
-                                                        host's time for a kernel, if that is longer)
+            + price * kernel * bytes_per_us             in addition, if a light o is a join or is written: one more kernel
 
-    nbytes(o) = bytes of the results of o;  latency(o), bytes_per_us: `latency.py`
-    reread(o), again(o), number in a chain: `fusion.py`
+    nbytes(o)     bytes of the results of o
+    reread(o)     bytes that XLA reads in addition if it computes a join o again instead of reading its result (`fusion.py`)
+    again(o)      bytes that XLA writes of the results of a light o if another segment runs o again (`fusion.py`)
+    latency(o)    microseconds that o takes by itself (`latency.py`)
+    bytes_per_us  bytes of device memory that the device moves in a microsecond
+    kernel        microseconds that a kernel takes beside its work, or that the host takes to issue it if that is longer
+    s             (bytes of the largest result of any heavy operator / nbytes(o)) ** 0.1
 
 The parameter `price` says how many more bytes may be kept to save one byte of memory traffic. (A time counts as the bytes that
 the device moves in that time.) Different prices give all choices from "keep everything" to "keep as little as possible". The
 factor s decides between equal operators: those with large results run again.
 
-If every join of a chain were dropped, each *segment* (a stretch of operators that is compiled as one executable) would compute a
-long sum from its beginning. So odd joins cost something at any price, even 0. If only the even ones are dropped, a segment
-computes at most one block of the network more.
+If the results of all joins of a chain were dropped, each *segment* (a stretch of operators that is compiled as one executable)
+would compute a long sum from the beginning of the chain. So computing an odd join again costs something at any price, even 0.
+If only the results of even joins are dropped, a segment computes at most one more block of the network.
 
 This module does not decide where segments begin (`search/starts/segment_boundaries.py`), nor which dropped tensors a segment
 computes again (`retention.py`).

@@ -6,13 +6,14 @@ A *dropped* tensor is stored only up to a given place. A later segment that need
 operator that makes the tensor once more. That operator's inputs must then be stored, or be computed again in turn. The operators
 that run again for a tensor are its *chain*. Whatever a chain starts from must be stored as long as the chain may be needed:
 
-    far(d)   = places after end(d) that read the dropped tensor d, themselves or through operators that run again
+    begin(t) = place of the operator that makes t; -1 if t is an input
     uses(t)  = places of the operators that read t
-    needs(t) = uses(t), and far(d) for every dropped d that an operator in uses(t) makes
+    needs(t) = union of uses(t) and of far(d) for every dropped tensor d that is made by an operator that reads t
+    far(d)   = the places in needs(d) that come after end(d): for them, the operator that makes d runs again
     end(t)   = the given place          if t is dropped
              = number of operators      if t is a result of the step or belongs to the caller
              = last of needs(t)         otherwise
-    stored at b  <=>  begin < b <= end  and t is not swapped out (`search/swaps.py`)
+    t is stored at b  <=>  begin(t) < b <= end(t), and t is not swapped out (`search/swaps.py`)
 
 An operator with effects (a print, a callback) runs only once, so its results are never dropped.
 

@@ -1,14 +1,19 @@
 """Decides whether a job is admitted beside others under one budget, and under which limits a new job is planned.
 
 The jobs share a device, and each runs its step again and again. A job is *parked* when its whole state is in host memory. Even
-then it holds `parked_bytes` on the device: the constants of its plan, and metrics that nobody has read yet. `peak` is the most
-that the job needs on the device at any time. A job can run if its peak fits while all other jobs are parked:
+then it holds some bytes on the device: the constants of its plan, and metrics that nobody has read yet. For a job k,
+
+    parked_k    what the job holds on the device while it is parked
+    peak_k      the most that the job needs on the device at any time
+    host_k      the most that the job needs in host memory, in an iteration or while it is parked
+
+A job can run if its peak fits while all other jobs are parked:
 
     spare       = budget - sum over all jobs k of parked_k
     can_run(j)  <=>  peak_j - parked_j <= spare
 
-A job is admitted if three things hold. It can run. Every other job that can run now still can while the new job is parked. And
-host memory can hold what all jobs together need there at most. So a set of jobs needs at least these budgets:
+A job is admitted if three things hold. It can run. Every other job that can run now can still run while the new job is parked.
+And host memory can hold the sum of host_k over all jobs. So a set of jobs needs at least these budgets:
 
     device      sum over k of parked_k + max over k of (peak_k - parked_k)
     host        sum over k of host_k

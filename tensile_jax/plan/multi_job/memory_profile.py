@@ -1,8 +1,8 @@
 """Defines the memory profile of a job: how many bytes each move of its iteration needs, and how many it leaves on the device.
 
 Several jobs share a device. A job's iteration is a chain of *moves*, such as launches of executables and waits for copies.
-Position i lies before move i. The runtime issues several moves together, as a *run*: the run `[begin, end)` leads from position
-`begin` to position `end`.
+Position i lies before move i, and position n, the number of moves, lies at the end. The runtime issues several moves together,
+as a *run*: the run `[begin, end)` leads from position `begin` to position `end`.
 
     move i      uses needs[i] bytes until it is over; then the job holds holds[i + 1] bytes
     kinds       INSTANT   issued and over at once: copies are started, the batch comes, results are taken
@@ -15,10 +15,12 @@ Position i lies before move i. The runtime issues several moves together, as a *
 The other fields follow from these. They are computed once, when the profile is made, so that the runtime decides quickly which
 job may go on:
 
-    peak_bytes  the most that any move needs;   rise_bytes = peak_bytes - parked_bytes
+    peak_bytes  the most that any move needs
+    rise_bytes  peak_bytes - parked_bytes
     lower[i]    the first position after i at which the job holds no more than at i; -1 if there is none
     hill[i]     the most that the job needs on the way from i to lower[i], or to the end if lower[i] is -1
-    ahead[i]    the most that is needed from position i to the end;   floor[i]   the least that is held from there to the end
+    ahead[i]    the most that any move from position i to the end needs
+    floor[i]    the least that the job holds at any position from i to the end
     run_end[i]  where a run that begins at position i ends at the latest: before the next WAIT and before the last move. The first
                 move, the last move and a WAIT are each issued alone. A job alone on a CPU has longer runs
                 (`exec/controller/ledger.py`)

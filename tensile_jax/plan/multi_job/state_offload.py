@@ -10,15 +10,16 @@ iteration without any job being parked if
 If this fails for some job, state is moved to the host. The tensors of all jobs then compete for the time of the link between
 device and host. A *round*, in which every job runs one iteration, must be long enough for all copies in each direction:
 
-    (swapped by the plans + sum over k of out_k) / rate <= sum over k of step_k
+    (bytes swapped by the plans + sum over k of out_k) / rate <= sum over k of step_k
 
-Copies also slow computation down. The jobs may lose at most a tenth of a round in this way, which is about what parking would
-take.
+Here rate is the rate of the link in that direction, and step_k is the time of one iteration of job k. Copies also slow
+computation down. The jobs may lose at most a tenth of the time of a round in this way, which is about the time that parking
+would cost.
 
 As in the paper's greedy algorithm, the largest tensor of any job is chosen first. A job's tensors may be chosen while the job's
-part of all swapped bytes is at most its *maximal swapping rate*, which the user sets. In the end, a tensor is taken back if every
-job has enough room without its memory. If a job cannot get all the room that it lacks, nothing is moved for its sake, and jobs
-are parked instead.
+part of all swapped bytes is at most its *maximal swapping rate*, which the user sets. In the end, a chosen tensor stays on the
+device after all if every job still has enough room then. If a job cannot get all the room that it lacks, nothing is moved for
+its sake, and jobs are parked instead.
 
 Sizes in bytes, times in microseconds. Ties go to the earlier job, then to the lower tensor id.
 """

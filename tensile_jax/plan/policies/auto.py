@@ -4,11 +4,12 @@ If the step fits the limit as one executable, that is the plan. Otherwise `searc
 cut the step into *segments* (stretches of operators that are each compiled as one executable), and when each tensor is on the
 device.
 
-The search works on a *condensed step*, which has groups of operators and large tensors only. That makes it fast, but it may count
-a little less memory than the plan needs. If segments of the plan exceed the limit, the schedule is *repaired*: moves, such as
-dropping a tensor, bring it under a limit that is lower by the uncounted memory. If that limit is much lower, or no repair
-succeeds, the search is repeated under it. If the search finds nothing, the policy takes a plan that is found quickly, or the plan
-with the least peak.
+The search works on a *condensed step*: its operators are joined into groups, and only its large tensors are left. This makes
+the search fast, but it may count a little less memory than the plan needs. If segments of the plan exceed the limit, the
+schedule is *repaired*: small changes, such as releasing a tensor and computing it again later, bring it under a lower limit.
+The difference between the two limits is the memory that the search did not count. If the lower limit is far below the
+schedule's peak, or no repair succeeds, the search is repeated under the lower limit. If the search finds nothing, the policy
+takes a plan that is found quickly, or the plan with the least peak.
 
 Three cases are special:
 

@@ -5,8 +5,9 @@ of a block are dropped after its forward pass, and the backward pass computes th
 default policy (`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). Users try
 `jax.checkpoint` first when memory is short. The TENSILE paper does not compare with it.
 
-    inside(b)  = tensors that operators of block b make, which no forward operator outside of b reads and the step does not return
-    dropped[t] = the last place in b that reads t, or where t is made      for t in inside(b)
+    inside(b)  = the tensors made in block b that no forward operator outside of b reads, and that are no results of the step
+    dropped[t] = the place after which t, a tensor in inside(b), is dropped: the last one in b that reads t or, if none does,
+                 the one that makes t
 
 A *place* is the position of an operator in the order of execution. The module finds blocks by the names of operators. A name
 is a path of scopes, and the names of the backward pass begin with `backward`. The module uses the first of these rules that
@@ -15,7 +16,8 @@ finds blocks:
     1. Numbered scopes with the same parent are blocks if there are scopes inside them (`ResNet/Block_0` ... `ResNet/Block_15`).
        If such scopes are nested, the outermost ones are the blocks. Outside of blocks, tensors are kept as by policy `none`.
     2. If there is one outermost scope, each of its children (`VGG/Conv_0`, `VGG/Dense_0`) begins a block. If there are several
-       outermost scopes, each of them begins a block. What the parent scope does between two children belongs to the first one.
+       outermost scopes, each of them begins a block. What the parent scope does between two children belongs to the child
+       before it.
     3. If names give no structure, the forward pass is cut into about sqrt(n) blocks, by its n heavy operators (matrix
        products and others that XLA does not fuse).
 

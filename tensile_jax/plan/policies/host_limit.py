@@ -1,12 +1,13 @@
 """Keeps the plan of every policy under the limit of host memory.
 
 A *policy* is a way to plan. It first decides without this limit. If the plan exceeds the limit, the policy decides again, this
-time with it. The policy `auto` then considers no plan that exceeds it (`search/moves/local_search.py`). The other policies choose
-tensors to swap as before. The largest of these are swapped, as many as the host can hold, and the others are not.
+time with the limit. The policy `auto` then considers no plan that exceeds it (`search/moves/local_search.py`). The other
+policies choose tensors to swap as before. The largest of these are swapped, as many as the host can hold, and the others are
+not.
 
 Before a plan is built, its host memory is only estimated. The estimate can be too low, because it does not count everything that
 needs a swapped tensor (`search/condensed/condensed_step.py`). So the host memory of the built plan is computed as well. If it
-exceeds the limit, the policy decides for a lower limit.
+exceeds the limit, the policy decides again, under a lower limit of host memory.
 
 A few swaps can need more device memory than none. So if the policy finds no plan with swaps, it plans without them. If it is
 asked for the lowest peak that it can reach, it plans in both ways, and the plan with the lower peak is taken.

@@ -1,4 +1,4 @@
-"""Lists the policies (ways to plan) by name, and asks a given policy for the choice (cuts and copies) with its lowest peak.
+"""Lists the policies (ways to plan) by name, and asks a policy for its choice (cuts and copies) with the lowest peak.
 
 A new policy is added here, to `PolicyName` and at the end of `POLICIES`, and nowhere else. Pictures and pages give each policy a
 colour and a mark by its place in `POLICIES`.

@@ -4,7 +4,8 @@ This is vDNN_conv of Rhu et al., "vDNN: Virtualized Deep Neural Networks for Sca
 (MICRO 2016), the first baseline of TENSILE (section V). A *layer* is one feature map X with the convolutions that read it, its
 *readers*:
 
-    X         a tensor that a convolution reads in the forward pass, and that another reads for the gradient of its kernel
+    X         a tensor that a convolution reads in the forward pass, and that a second convolution reads in the backward pass
+              to compute the gradient of the first one's kernel
     forward   the last reader of X that depends on no other reader of X
     backward  the first reader of X that depends on another reader of X: it computes the gradient of the kernel
 

@@ -8,10 +8,11 @@ The replay knows only the graph and the plan. It checks that
     - every operator of the step runs, and what runs twice is listed as recomputed
     - no tensor that belongs to the caller is freed
     - operators with effects run once, in the order in which the step has them
-    - a tensor that is swapped in is in the memory that it is copied from, since an earlier swap-out or the last iteration, and
-      was not freed there since
-    - each copy starts from the memory that holds the tensor, starts after its trigger, and ends before it is needed; no two
-      copies to one memory overlap, nor two copies from there
+    - a tensor that is swapped in is in host memory: an earlier swap-out or the last iteration has put it there, and nothing has
+      freed it there
+    - a tensor that is swapped out is on the device
+    - each copy starts after the end of the segment that triggers it, and ends before the segment that waits for it begins
+    - no two swap-outs overlap, and no two swap-ins
     - no tensor is copied that the step itself keeps in host memory
     - a tensor that is donated to a segment is an input of the segment, and an output of the segment takes over its memory
     - for each segment, the bytes of the tensors on the device and of the workspace (the memory that the segment needs beside
@@ -20,8 +21,7 @@ The replay knows only the graph and the plan. It checks that
       checked: XLA orders the operators, and the peak is that of the executable
     - what is on the device when the iteration begins is at most the `device_bytes` of the first segment, and what is there when
       the iteration ends is at most those of the last segment
-    - the host, or another memory where tensors wait, never holds more than the plan's peak there, if the plan states it, nor more
-      than the plan's budget for it
+    - if the plan states a peak of host memory, the bytes of tensors there never exceed it or the budget of host memory
     - at the end, every result of the step is on the device, or on the host if it is state that may stay on the host
 
 A plan that leaves the step whole, without segments, has nothing to check.

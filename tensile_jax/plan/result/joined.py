@@ -8,10 +8,10 @@ With `launch="one_program"`, the copies are part of the program, so each plan is
 between two iterations is then an argument and a result of the program in host memory. XLA's rules for arguments and results have
 two consequences:
 
-    - A program holds its arguments in device memory to its end, or until results take over their memory, and has room for its
-      results all the time. So copying an argument that begins on the device to the host in between would free nothing, nor would
-      it for a result that ends there. The program leaves out such copies.
-    - A copy to the host that the last segment triggers ends within the program, so the next iteration cannot run beside it.
+    - A program holds its arguments in device memory until it ends, or until results take over their memory. It also holds the
+      memory of its results all the time. So a copy to the host in the middle of the program frees nothing if it copies an
+      argument that begins on the device, or a result that must be on the device at the end. The program leaves out such copies.
+    - A copy to the host that the last segment triggers ends within the program, so it cannot overlap with the next iteration.
 
 The joined plan has one segment for each program, and the copies between programs. The executor carries it out, and the peak and
 the time of the step are those of the joined plan. The memory of a program is what XLA reports for its executable.

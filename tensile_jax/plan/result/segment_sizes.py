@@ -2,16 +2,16 @@
 
 The *workspace* of a segment is the memory that it needs beside its inputs and results. For each segment,
 
-    device_bytes    = resident bytes (`memory_curve.py`) + workspace + allocator_bytes
+    device_bytes    = bytes of the tensors on the device (`memory_curve.py`) + workspace + allocator_bytes
     allocator_bytes = what the device's allocator has in use beyond the other two (`allocator_replay.py`); zero if the allocator
                       hands out exactly what it is asked for
 
 The `device_bytes` of the first segment are at least what is in use when the iteration begins, because state may leave before the
 segment runs. Those of the last segment are at least what is in use when the iteration ends, because copies may have brought
-results back. For the plan,
+results back. For the plan, with s over its segments,
 
-    peak_bytes      = max of device_bytes
-    allocator_bytes = peak_bytes - max of (device_bytes - allocator_bytes)
+    plan.peak_bytes      = max of s.device_bytes
+    plan.allocator_bytes = plan.peak_bytes - max of (s.device_bytes - s.allocator_bytes)
 
 Sizes in bytes.
 """

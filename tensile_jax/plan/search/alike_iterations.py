@@ -13,9 +13,9 @@ cuts into segments:
               many bytes may be kept to save one byte of memory traffic. A tensor is dropped in all iterations if the minimum cut
               drops it in most of them.
     cuts      At first, every iteration is cut once, where least is stored. If this plan is above the limit or slow, the module
-              finds the cheapest cuts of the whole step under the limit (`starts/segment_boundaries.py`). It keeps those outside
-              of loops. In each loop, it takes the cuts of one iteration, the one with the most cuts among those between the first
-              and the last, and cuts every iteration at these places.
+              finds the cheapest cuts of the whole step under the limit (`starts/segment_boundaries.py`). It keeps the cuts
+              outside of loops. In each loop, it leaves the first and the last iteration aside, picks the iteration with the
+              most cuts among the others, and cuts every iteration at the places of these cuts.
 
 Two prices may be combined: the first k iterations use the lower price, at which more is dropped, and the others the higher one. k
 is the smallest number found with which the plan stays under the limit. In nested loops, k counts iterations of the innermost

@@ -1,4 +1,4 @@
-"""Defines `StepModel`: what the planner knows about one step on one device, and all policies start from.
+"""Defines `StepModel`: what the planner knows about one step on one device. All policies start from it.
 
 The facts are:
 

@@ -4,9 +4,10 @@
     object_store.py     a URL such as gs://bucket/runs: jobs save on their node, and each checkpoint is then copied to the URL
 
 Each start of a job is an *attempt*, and has a higher number than the starts before it. While the job runs, its checkpoints are
-under the name JOB@ATTEMPT. Another device takes over the job by beginning a new attempt: it first brings the latest checkpoints
-of the attempt before under the name of its own (`SharedPlace.take_over`). From then on, nobody reads the files of the attempt
-before. So a device that is cut off, but alive, can change nothing that counts: the number is a fencing number.
+under the name JOB@ATTEMPT. Another device takes over the job by beginning a new attempt. The device first renames the job's
+latest checkpoints to the name of the new attempt, or copies them to that name (`SharedPlace.take_over`). It then saves under
+the new name only. A device that is cut off, but alive, still saves under the name of the previous attempt. So it cannot change
+the checkpoints of the new attempt: the attempt's number works as a fencing token.
 
 Job names have no `@`.
 """

@@ -1,8 +1,8 @@
 """Describes a heavy equation by numbers, from which its latency is predicted (TENSILE section IV-A: "input information").
 
 Heavy equations are matrix products, convolutions and others that XLA does not fuse into their neighbours. The numbers describe
-the work (operations, bytes, bytes of the results), the shapes (of a product its batch, rows, columns and inner size; of a
-convolution its window and channels), the size of a number in bytes, and the layout of the operands. Sizes are given as
+the work (operations, bytes, bytes of the results), the shapes (such as the batch, rows, columns and inner size of a product, or
+the window and channels of a convolution), the size of one element in bytes, and the layout of the operands. Sizes are given as
 logarithms. All equations of one primitive have equally many numbers, in the same order whatever their layout.
 """
 

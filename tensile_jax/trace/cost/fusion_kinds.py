@@ -1,8 +1,8 @@
 """Finds the kind of an equation: heavy, light, or a reduction. The kind says whether XLA fuses the equation with its neighbours.
 
     heavy      XLA runs the equation as a kernel of its own: inputs and outputs lie in device memory
-    reduction  XLA may fuse what makes the input into the equation, but mostly does not fuse the equation into what reads its
-               result: each number of the result needs many numbers of the input, as in a sum over an axis
+    reduction  XLA may fuse the producers of the input with the equation, but mostly does not fuse the equation with the
+               consumers of its result: each number of the result needs many numbers of the input, as in a sum over an axis
     light      XLA fuses the equation into its neighbours
 
 The kind is looked up in a table of primitives. A primitive that is not in the table counts as heavy, because that is the smaller

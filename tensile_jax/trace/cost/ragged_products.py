@@ -1,8 +1,9 @@
 """Estimates what a product of ragged groups costs (`jax.lax.ragged_dot`, which mixtures of experts use).
 
-One axis is divided into groups of any sizes. Mostly it is that of the rows of the left operand, and each group is multiplied by a
-matrix of its own. It can also be the axis that is summed over (contracted), or a batch axis. On CPUs and on NVIDIA GPUs, XLA
-treats each group as if it were as large as all groups together (jax 0.10.2 and 0.12.0; compiled for an H200):
+One axis is divided into groups of any sizes. In most uses, the rows of the left operand are divided, and each group of rows is
+multiplied by a matrix of its own. The divided axis can also be the axis that is summed over (contracted), or a batch axis. On
+CPUs and on NVIDIA GPUs, XLA treats each group as if it were as large as all groups together (jax 0.10.2 and 0.12.0; compiled
+for an H200):
 
     the divided axis    XLA multiplies              and writes to memory
     rows                [g, m, k] by [g, k, n]      the left operand once for each group, with zeros in the rows of other groups,
@@ -10,7 +11,8 @@ treats each group as if it were as large as all groups together (jax 0.10.2 and 
     contracted          [g, m, k] by [g, m, n]      both operands once for each group
     batch               the operands as they are    nothing
 
-Here g is the number of groups, and m the size of the divided axis. With the option
+Here g is the number of groups, and m the size of the divided axis. The sizes of the other axes are k in the left operand and n
+in the right one; for divided rows, k is also the contracted axis of the right operand. With the option
 `jax_ragged_dot_use_gpu_pallas_triton_lowering`, JAX uses a kernel of its own, which needs no such memory.
 """
 

@@ -24,8 +24,12 @@ own rows, and gives zeros for the others. So does a scatter whose updates are di
 sharding constraint that gathers its operand is an all-gather. No exchange is counted for any other equation.
 
 XLA may choose other exchanges, so these figures serve to compare plans, and are not a measurement. A gathered operand also lies
-in device memory while the equation runs (`gathered`). A device that computes a part of a sum, or gathers an operand, does more
-operations than the shapes of its shards say (`work` times as many). Sizes are in bytes per device.
+in device memory while the equation runs (`gathered`).
+
+The operations of a product are counted from the shapes of two shards, that of the left operand and that of the result. In two
+cases, a device does n times as many operations (`work`). Before a reduce-scatter, the device computes its part of the sum for
+the whole result, not only for its own shard. If the left operand is gathered along the dimension that is summed over, the sum
+has n times as many terms as the shard. Sizes are in bytes per device.
 """
 
 from collections.abc import Mapping, Sequence

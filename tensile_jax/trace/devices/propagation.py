@@ -6,9 +6,11 @@ computes the flat program and returns every value. Later, each *segment* of the 
 one executable, is compiled for exactly these shardings.
 
 Any sharding would give right results. These are the shardings of plain `jax.jit`, so no value moves between devices that plain
-`jax.jit` would leave where it is (except in loops, which XLA changes before its own propagation). A `NamedSharding` cannot
-express two results of the propagation. A value that is divided by a part of a mesh axis is not divided by that axis here. A
-dimension whose size is no multiple of the number of devices stays whole on each device.
+`jax.jit` would leave where it is (except in loops, which XLA changes before its own propagation).
+
+Two kinds of results of the propagation cannot be expressed by a `NamedSharding`, and differ here. If the propagation divides a
+dimension by a part of a mesh axis, the dimension is not divided by that axis here. If it divides a dimension into parts of
+unequal sizes, the dimension stays whole on each device here.
 
 For a step with 10,000 equations, lowering takes 0.9 s and the propagation 2.4 s (a decoder of 24 layers, 2 CPU cores).
 """

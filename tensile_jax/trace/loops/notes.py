@@ -1,7 +1,7 @@
-"""Writes the notes for users on loops that stay one operator of a plan only since they are too long (`rules.py`).
+"""Writes the notes that tell users which loops stay one operator because they are too long to be opened (`rules.py`).
 
 A loop that is *opened* is replaced by the operators of all its iterations, so that each of them is planned by itself. A note says
-how long the loop is, up to which length loops are opened, and how the user opens it all the same.
+how long the loop is, and up to which length loops are opened. The note of a plan also says how to open the loop anyway.
 """
 
 from collections.abc import Iterable

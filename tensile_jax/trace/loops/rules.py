@@ -16,14 +16,15 @@ Loops over the layers of a network or the parts of a batch are mostly opened. A 
 loops that work on mutable references. For some of the scans that stay whole, the body gets a plan of its own
 (`plannable_loops.py`).
 
-A scan that is not opened can be *split* into 8 to 16 shorter scans. A plan can then drop the stacks of some shorter scans, and
-run these again before the backward pass needs them, as if each were inside of `jax.checkpoint`. This suits time steps of
-recurrent networks, solvers of differential equations, and very many layers. A scan is split if it has enough iterations and
-leaves large stacks: at least 1 MiB, and at least four times the bytes of all values that are carried from one shorter scan to the
-next. Each shorter scan must be compiled, so a scan with a long body is split into fewer: less than 16 above 1,250 equations, and
-8 above 2,500. The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open it.
-Splitting is a rewrite of the step (`rewrites/split_loops.py`): whether a plan uses it depends on the budget. With `open_loops`
-True or False, no scan is split.
+A scan that is not opened can be *split* into shorter scans, mostly 8 to 16. A plan can then drop the stacks of some shorter
+scans, and run those scans again before the backward pass needs the stacks, as if each scan were inside of `jax.checkpoint`.
+This suits time steps of recurrent networks, solvers of differential equations, and very many layers. A scan is split if each
+shorter scan has at least two iterations, and if the stacks are large: at least 1 MiB, and at least four times the bytes of the
+values that each shorter scan carries to the next, added up over all of them. Each shorter scan must be compiled, so a scan with
+a long body is split into fewer than 16. The number is about 20,000 / (equations of the body), but at least 8 and at most 16.
+The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open it. Splitting is
+a rewrite of the step (`rewrites/split_loops.py`): whether a plan uses it depends on the budget. With `open_loops` True or
+False, no scan is split.
 
 A conditional that stays whole is one operator, too. All its operands and results are on the device at once, and XLA copies what
 the conditional updates. That takes much memory if most of the state goes through one conditional, as with

@@ -6,7 +6,8 @@ is possible for a loop also depends on what is around it, so this module walks o
 
     call, opened loop   the walk goes on inside
     whole, split loop   nothing inside is treated, since the loop stays one operator or becomes several
-    conditional         the walk goes on in all branches: the step may say which of them is taken (`flatten.py`)
+    conditional         the walk goes on in all branches, even if the conditional stays whole: if one branch turns out to be
+                        taken always, that branch replaces the conditional (`reading/flatten.py`)
     `shard_map`         nothing inside is treated
 
 A forward loop leaves values for the backward loop, in stacked arrays. If the forward loop is split, the backward loop is split at

@@ -1,4 +1,4 @@
-"""Flattens a jaxpr into one list of equations, without calls, dead equations and repeated equations.
+"""Flattens a jaxpr into a program: one list of equations, without calls, dead equations and repeated equations.
 
 Jaxprs are nested: an equation such as `jit`, `custom_jvp_call`, `custom_vjp_call`, `closed_call` or `checkpoint` holds another
 jaxpr. In the program, the equations of the inner jaxpr replace that equation. Each loop and conditional has a *treatment*, chosen
@@ -7,7 +7,7 @@ before (`treatment.py`), which says what replaces it:
     opened `scan`   by its iterations
     split `scan`    by several shorter scans
     opened `cond`   by all of its branches, and a selection of their results
-    `cond`          by one branch, if the step itself says which one is taken, as in `optax.MultiSteps`
+    `cond`          by one branch, if constants in the step's code decide which one is taken, as in `optax.MultiSteps`
 
 Every other `scan`, `while` and `cond` stays one equation.
 
@@ -25,7 +25,8 @@ with Python's numbers.) State that begins as a Python number often becomes stron
 loop, and JAX then traces the step again. Without weak types, both traces give equal programs, which share one plan.
 `Program.weak` says which results of the step are weakly typed.
 
-`simplify.py` lists the other changes. At the end, `separate` gives every output memory of its own.
+`simplify.py` lists the other changes. At the end, `separate` copies outputs where needed, so that no output shares memory with
+another output, a constant, or an input that the caller keeps.
 
 The walk over a jaxpr is that of JAX's tutorial "autodidax". An environment maps the variables of the jaxpr to variables of the
 program. For each equation, inputs are read from the environment, and outputs are written to it.

@@ -10,9 +10,10 @@ later computations stay on these devices. The following equations name places, a
     compute_on            the memory spaces of its results
     call_exported         the memory spaces of its results
 
-Some equations have such parameters but name no place: casts with a sharding without axes, and the primitive `empty2`, JAX's
-placeholder for a value that one branch of a `cond` does not give to the backward pass. Dead equations name no place either, since
-`jax.jit` removes them first. With the option `keep_unused`, `jax.jit` keeps dead equations, and their places count.
+Some equations have such parameters but name no place: a `convert_element_type` whose sharding is on an abstract mesh without
+axes, and `empty2`, JAX's placeholder for a value that one branch of a `cond` does not give to the backward pass. Dead equations
+name no place either, since `jax.jit` removes them first. With the option `keep_unused`, `jax.jit` keeps dead equations, and
+their places count.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Simplifies a program: removes repeated and dead equations, and also removes copies to host memory that `jax.checkpoint` added.
 
 `jax.checkpoint` repeats equations in order to recompute, and copies values to host memory in order to save device memory. Here
-the planner decides both. No simplification changes a bit of the results, except that a sum with a scatter becomes a scatter, as
-XLA makes it in plain `jax.jit`.
+the planner decides both. Only one simplification can change bits of the results: `x + scatter(zeros, ...)` becomes
+`scatter(x, ...)`. XLA does the same in plain `jax.jit`.
 """
 
 from collections import Counter

@@ -7,10 +7,11 @@ as the layer's weights. With a small batch, each of its numbers is a sum of few 
 the kernel that updates the parameter and the optimizer's moments. Then the gradient is never in memory. The rewritten product is
 one *light* equation, `outer_products`, which XLA fuses into the equations that read it.
 
-A product is rewritten if its result is large, much larger than its operands, and read only by light equations. If these lead to a
-reduction over as many numbers, such as the global norm of all gradients, the product is not rewritten, since XLA would write it
-to memory all the same. Results agree to rounding. On a GPU, the sum is computed in the precision of its numbers, even where the
-GPU computes products in a lower precision.
+A product is rewritten if its result is large, much larger than its operands, and read only by light equations. Such equations
+may compute other arrays of the same size from the result. If a reduction reads one of these, for instance to compute the global
+norm of all gradients, the product is not rewritten, since XLA would write the result to memory all the same. Rewriting changes
+numbers only by rounding. On a GPU, the sum is computed in the precision of its numbers, even where the GPU computes products in
+a lower precision.
 """
 
 import math

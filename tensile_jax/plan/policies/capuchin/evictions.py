@@ -20,13 +20,13 @@ leaves before the first such kernel, and comes back after the last one. Computat
 
 A recomputation of t starts from the *sources* of t, tensors that are on the device whenever t is needed again. An input of t that
 is no longer stored is computed again first. rp(t) is the time of this whole chain of operators. If t is itself a source of a
-tensor u that is computed again, dropping t makes that longer: u then needs the chain of t as well. ext(t) is this extra time,
-summed over all such u. If the chain needs a tensor that was swapped out, t is not recomputed. (TENSILE, section IV-D, has the
-same rule: only "those tensor accesses which have never been released".)
+tensor u that is computed again, then computing u takes longer once t is not stored: u then needs the chain of t as well. ext(t)
+is this extra time, summed over all such u. If the chain needs a tensor that was swapped out, t is not recomputed. (TENSILE,
+section IV-D, has the same rule: only "those tensor accesses which have never been released".)
 
-Difference from Capuchin: Capuchin keeps a tensor after the back access. Here every *segment* (a stretch of operators that is
-compiled as one executable) that needs a dropped tensor computes it again (`retention.py`). MSPS does not count that, as in
-Capuchin.
+Difference from Capuchin: Capuchin keeps a recomputed tensor after the back access. Here every *segment* (a stretch of operators
+that is compiled as one executable) that needs the tensor later computes it again (`retention.py`). MSPS counts only one of
+these recomputations, as in Capuchin.
 
 Times in microseconds since the step began.
 """

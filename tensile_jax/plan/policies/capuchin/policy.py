@@ -7,14 +7,15 @@ one heavy operator (one that XLA does not fuse into others) with the light ones 
 tensor from the device between two of its accesses. The *target* is the memory that no kernel should exceed. The policy then
 chooses all evictions (`evictions.py` has the formulas):
 
-    1. The candidates are the evictions that lower the memory of a kernel above the target. The policy looks at them by falling
-       free time (FT).
+    1. The candidates are the evictions that lower the memory of a kernel above the target. Their *free time* (FT) is the time
+       between the two accesses, minus the time of both copies. The policy looks at the candidates in the order of their free
+       time, the longest first.
     2. If both copies of the tensor can be hidden behind computation, the tensor is swapped.
-    3. Otherwise the policy compares this swap with a recomputation: of all candidates, the one that saves the most memory per
-       unit of time (MSPS). If recomputing costs less, the tensor of *that* candidate is recomputed. If not, the tensor at hand is
-       swapped, and computation waits for its copies.
-    4. The policy stops when no kernel needs more than the target. If candidates run out before, it goes through the remaining
-       ones again, as long as that evicts something.
+    3. Otherwise the policy finds the candidate whose recomputation saves the most memory per unit of time (MSPS). This may be a
+       candidate with another tensor. If its recomputation costs less than the swap, the policy recomputes the tensor of *that*
+       candidate. If not, the policy swaps the tensor of point 2, and computation waits for its copies.
+    4. The policy stops when no kernel needs more than the target. If one pass over all candidates is not enough, the policy
+       collects the candidates that are left and makes another pass. It also stops when a pass evicts nothing.
     5. Copies to the device start earlier if a segment still waits for them (`feedback.py`).
 
 At first, the target is the limit. A plan cuts the step into *segments*, stretches of operators that are each compiled as one
@@ -23,8 +24,8 @@ leaves the device when its copy to the host ends, and nothing waits for that. If
 leaves before the first kernel that exceeds the target, which then waits for the copy, as in Capuchin when an allocation fails.
 
 If the whole step fits the limit, it runs as one executable. State is on the device when the iteration begins and ends, even with
-`state_memory="any"`. Ties go to the larger tensor, then to the lower id, then to the earlier access. A swap goes before a
-recomputation.
+`state_memory="any"`. Ties go to the larger tensor, then to the lower id, then to the earlier access. If a swap and a
+recomputation cost the same, the policy swaps.
 
 Differences from the paper:
 

@@ -7,12 +7,12 @@ iterations of the algorithm's loop. Some printed lines are ambiguous. The module
            so.
     4      An iteration lowers MP by the share (MP before - MP after) / MP before. The loop stops if the mean of this share over
            the past 3 iterations is below 0.0005 "and iter > 100". So this rule never stops the first 100 iterations.
-    5      The loop ends in this line, whether MP is within the budget or not.
+    5      If the rule of line 4 holds, the loop ends here, whether MP is within the budget or not.
     6-7    These lines analyse the peak "if iter = 0"; the text says "at each iteration". The module analyses it in each
            iteration, since all later lines need the current peak.
     9-12   As printed, these lines only ever set swap_succeed to False. Here it stays True while a swap is found.
     13     As printed, the loop never ends if MP < Free_GPU_Memory, because recomputation_succeed stays as it is. Here the loop
-           ends. If MP = Free_GPU_Memory, it goes on, as printed.
+           ends. If MP = Free_GPU_Memory, the loop goes on, as printed.
     14     Swapping is not tried again after a recomputation, as printed.
 
 All swaps are found before the first recomputation. So the swaps of several jobs can be chosen together

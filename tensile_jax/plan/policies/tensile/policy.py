@@ -5,8 +5,8 @@
     swap_scheduling.py         Algorithm 2, swap scheduling
     recompute_scheduling.py    section IV-D, recomputation scheduling by MSPS, the memory saved per unit of time
     complete_scheduling.py     Algorithm 3, the outer loop
-    schedule_to_absences.py    translates the schedule of Algorithm 3 to dropped tensors and to absences: for each swapped tensor,
-                               the intervals in which it is not on the device
+    schedule_to_absences.py    translates the schedule of Algorithm 3: which tensors are *dropped* (released, and computed again
+                               where they are needed), and in which intervals each swapped tensor is not on the device
 
 If the whole step fits the limit, it runs as one executable. Otherwise the policy runs Algorithm 3 with the limit as its budget,
 the memory in which the tensors should fit. The algorithm swaps as long as it finds a swap, even if the tensors fit already. It

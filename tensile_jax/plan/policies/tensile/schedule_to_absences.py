@@ -2,20 +2,22 @@
 
 An *absence* of a tensor is a stretch of the step in which it is on the host only (`analysis/absence.py`).
 
-Algorithm 3 works on *segments*, stretches of operators that are each compiled as one executable, as if each were one operator.
-Its schedule gives times and segments. The rest of `plan/` counts in *places*, the positions of the graph's own operators in their
+Algorithm 3 treats each *segment*, a stretch of operators that is compiled as one executable, as if it were one operator. Its
+schedule gives times and segments. The rest of `plan/` counts in *places*, the positions of the graph's own operators in their
 order of execution. Segment k covers the places `[boundaries[k], boundaries[k + 1])`. Each swap becomes an absence with
 
-    leave   the last place of the segment during which the copy to the host ends (or whose end releases the tensor)
+    leave   the last place of the segment during which the copy to the host ends (or, if the host has a copy already, of the
+            segment at whose end the tensor is released)
     back    the first place of the segment during which the copy to the device begins
     away    at the boundaries b with leave < b <= back
 
 An absence that contains no boundary saves nothing and is left out.
 
-A recomputed tensor is *dropped* after the access that releases it: it is stored no longer. So are the tensors that its
-recomputation makes on the way, after their last need. The result differs from the schedule in one point: the schedule keeps a
-tensor once it was recomputed, but `retention.py` computes a dropped tensor again for *every* later segment that needs it. That
-takes more time and mostly less memory.
+A recomputed tensor is *dropped* (no longer stored) after the access that releases it. The tensors that its recomputation makes
+on the way are also dropped, each after its last need, if that comes before the last need of the recomputed tensor.
+
+The result differs from the schedule in one point: the schedule keeps a tensor once it was recomputed, but `retention.py`
+computes a dropped tensor again for *every* later segment that needs it. That takes more time and mostly less memory.
 """
 
 from bisect import bisect_left

@@ -24,13 +24,15 @@ Some printed lines of Algorithm 2 are ambiguous. The module reads them as follow
     22     "Choosing the largest tensor": ties go to the lower id. "Since the scheduling for each tensor can change the GPU memory
            peak, we must analyze the GPU memory peak and generate the swap events iteratively": a call ends at its first success.
     25     "Has not been swapped out": neither in an earlier call nor earlier in the loop.
-    26     This line holds only with `across_iterations`; without it, an updated parameter is a tensor like any other. The updated
-           parameter of this iteration is the old parameter of the *next* one, whose first use is in that iteration. To save
-           memory at a peak before that use, the updated parameter is swapped out after its last access in this iteration, and
-           swapped in during the next one. Neither copy crosses the end of the iteration, because "the Executor pauses to wait for
-           the unfinished swap events" there.
-    28     SON is the number of a job's swapped tensors. MSR is a rate, "the rate of tensors swapped in a job to tensors swapped
-           in the whole system". The condition is read as SON(job) / sum of SON <= MSR(job).
+    26     This line applies only with the option `across_iterations`: an updated parameter may then be on the host when the
+           iteration ends. Without the option, an updated parameter is a tensor like any other. The updated parameter of this
+           iteration is the old parameter of the *next* one, whose first use is in that iteration. To save memory at a peak
+           before that use, the updated parameter is swapped out after its last access in this iteration, and swapped in during
+           the next one. Neither copy crosses the end of the iteration, because "the Executor pauses to wait for the unfinished
+           swap events" there.
+    28     SON is the number of a job's swapped tensors. MSR, the maximal swapping rate, is an upper bound that the user sets
+           for each job. The paper defines the rate as "the rate of tensors swapped in a job to tensors swapped in the whole
+           system". So the condition is read as SON(job) / sum of SON <= MSR(job).
     29-34  An old parameter that was on the host when the iteration began needs no second swap-out. It is only released (line 34).
 
 A tensor for which no windows were found is not tried again with the same latest time or an earlier one. It would fail again,

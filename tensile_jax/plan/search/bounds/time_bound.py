@@ -24,19 +24,20 @@ Constraints on the tensors, where operator o makes t, and t is made before q(k):
     there(u, k) + host(u, k) + later(o', k) >= later(o, k)
     again(o, k) + again(o, k + 1) + ...    >= later(o, k)
 
-The last three constraints count what is still to be made. Without them, one half of a tensor could be made twice and count as the
-whole.
+The last three constraints say where a tensor that is needed after q(k) comes from: it is on the device, on the host, or made
+again later. To make a part of it again, as large a part of each input must be available. Without these constraints, a solution
+could keep only half of u, run half of o again in each of two intervals, and count the two halves as all of t.
 
 Constraints on the memory, at every place:
 
     caller + sum over t of there(t, k) * nbytes(t) + new results of the operator at q(k) <= budget
 
-`caller` is what the caller owns. there(t, k) is 1 for what the operator reads from memory. A result is new unless it takes over
-the memory of the state that it updates.
+`caller` is the size of the inputs that are not donated, which stay on the device for the whole step. there(t, k) is 1 for each
+t that the operator reads from memory. A result is new unless it takes over the memory of the state that it updates.
 
 Constraints on the time. at(k) is when the operator at q(k) begins, work(k) is the computation until then, and delay(k) is what
-copies have taken from computation until then. `launch` is the overhead of one launch, since a step has at least one. The time of
-the step is T = at(K + 1), which is minimised.
+copies have taken from computation until then. rerun_us(o) is how much longer a segment takes if it runs o again. `launch` is
+the overhead of one launch, since a step has at least one. The time of the step is T = at(K + 1), which is minimised.
 
     work(k + 1) - work(k) = latencies of the operators in interval k + sum over o of again(o, k) * rerun_us(o)
     at(k + 1) - at(k)    >= work(k + 1) - work(k)
@@ -52,9 +53,9 @@ computation, so it adds nothing to the delay.
 
 Why this is a lower bound: every plan that `simulate.py` can simulate gives a solution of these constraints. In it, there(t, k) is
 1 if t occupies memory while the segment with q(k) runs, and a copy under way counts by the part that has been transferred. What a
-segment computes again counts for the interval that reads it first. The bound shares three assumptions with the planner: operators
-run in the order of the graph; what a heavy operator reads or makes is in memory while it runs; and what a segment makes and needs
-later stays in memory until then.
+segment computes again counts as computed in the interval in which it is first read. The bound shares three assumptions with the
+planner: operators run in the order of the graph; what a heavy operator reads or makes is in memory while it runs; and what a
+segment makes and needs later stays in memory until then.
 
 XLA does not write the results of most light operators: they are computed where they are read, at no cost. So if a tensor t costs
 nothing to compute from one other tensor that is no larger than t, the linear program has only the other tensor. A *join* is a
@@ -62,16 +63,19 @@ light operator that adds large tensors, such as a residual sum. It costs nothing
 of its result, and something otherwise. So a join is paid for, once, only if such a segment would need more than the budget.
 
 A copy can hide only beside a segment, and each segment has a launch. A copy that must end at the boundary at which it is issued
-is *exposed*: nothing is computed meanwhile. If no copy of a tensor is exposed, the plan has five segments: the one that makes the
-tensor, one beside the copy out, one without the tensor, one beside the copy in, and one that reads the tensor. For state, four
-suffice: it may begin on the host, and its update may be copied there beside the last segment. So the bound is the least of three:
+is *exposed*: nothing is computed meanwhile. If a tensor is away and neither of its copies is exposed, the plan has at least
+five segments: the one that makes the tensor, one beside the copy out, one without the tensor, one beside the copy in, and one
+that reads the tensor. For state, four suffice: the state may begin on the host, and its update may be copied there beside the
+last segment. So three linear programs are solved, which differ in which tensors expose a copy if they come back to the device.
+The bound is the least of the three values of T, each with the launches that are added to it:
 
-    three segments or fewer   the program in which each tensor that comes back exposes a copy
-    four                      the program in which only tensors that are neither inputs nor results do so, and three more launches
-    five or more              the program in which no tensor exposes a copy, and four more launches
+    three segments or fewer   all tensors expose a copy
+    four                      only tensors that are neither inputs nor results expose a copy; three launches are added
+    five or more              no tensor exposes a copy; four launches are added
 
-A tensor that exposes a copy adds half of the time of its shorter copy, in proportion to the largest in(t, k). Only half counts,
-because two exposed copies in opposite directions may overlap at the end of the iteration.
+If t exposes a copy, a term is added to launch + work(K + 1) + delay(K + 1): the largest in(t, k) over all k, times half of the
+time of the shorter one of its two copies. Only half counts, because two exposed copies in opposite directions may overlap at
+the end of the iteration.
 
 Only some places are considered, which keeps the program small (cutting planes): first those at which most is stored. The solution
 says what is in memory at all other heavy operators. The places above the budget are added, and the program is solved again, until

@@ -1,21 +1,22 @@
 """Groups the tensors of a very large step into bundles, so that the search decides about many tensors at once.
 
 The search decides about *significant* tensors, those that are large enough to matter. It works on a *condensed step*, whose
-operators form groups called *nodes* (`condensed_step.py`). A step with more than `MOST_TENSORS` significant tensors is condensed
-once more, since the search would take too long. The operators between two places where a segment (executable) may begin form a
-*stretch*, which becomes one node.
+operators form groups called *nodes* (`condensed_step.py`). A step with more than `MOST_TENSORS` significant tensors is
+condensed once more, since the search would otherwise take too long. The operators between two places where a segment
+(executable) may begin form a *stretch*, which becomes one node.
 
 A *minimum cut* is the cheapest choice of the tensors to drop (not to keep, but to compute again). There is one for each of
-several prices, which say how much memory may be spent to save time (`analysis/minimum_cut.py`). Significant tensors form one
-*bundle* if they are made in the same stretch, are first and last needed in the same other stretches, and are dropped by the same
-minimum cuts. All members of a bundle are on the device at the same times.
+several prices. A price says how many more bytes may be kept to save one byte of memory traffic (`analysis/minimum_cut.py`).
+Significant tensors form one *bundle* if they are made in the same stretch, are first and last needed in the same other
+stretches, and are dropped by the same minimum cuts. All members of a bundle are on the device at the same times.
 
-A tensor that is needed only in the stretch that makes it is in no bundle. Its bytes count as memory that the node needs while it
-runs. If XLA computes a tensor u from t on the fly, t is also needed where u is read, so all terms of a sum live until the sum is
-read.
+A tensor that is needed only in the stretch that makes it is in no bundle. Its bytes count as memory that the node needs while
+it runs. If XLA computes a tensor u from t on the fly, t is also needed where u is read. For example, if u is a sum, all of its
+terms live until u is read.
 
 A bundle is computed again as a whole. Its *recipe*, the operators that run again for it, starts from tensors of other stretches
-and from bundles of its own stretch that more minimum cuts keep, since these are more likely to be on the device.
+and from bundles of its own stretch that come before it. Within a stretch, bundles that more minimum cuts keep come first, since
+they are more likely to be on the device.
 
 The bundled step counts slightly more memory than the condensed step: all members of a bundle count from the beginning of their
 stretch to the end of the last stretch that needs one of them.

@@ -2,23 +2,26 @@
 
 A step has thousands of equations, most of them cheap and on small tensors. The search (`moves/local_search.py`) works on a
 *condensed* step, in which a plan is evaluated much faster. A *segment* is a stretch of operators that is compiled as one
-executable; boundaries lie between segments. Every tensor of the step belongs to one of four classes:
+executable; boundaries lie between segments. A tensor is *large* if it has at least a 4,000th of the most bytes that are live at
+once. This threshold is lower if all tensors below it would otherwise have more than 30 % of those bytes together. Every tensor
+of the step belongs to one of four classes:
 
     owned         an input that belongs to the caller, or a constant: always on the device
     significant   a large tensor that XLA writes to memory, or that is expensive to compute again, or that a minimum cut decides
                   to keep (`analysis/minimum_cut.py`). The search decides when it is on the device
-    small         any other tensor below a threshold: at most a 4,000th of the most bytes that are live at once. The tensor is
-                  kept from where it is made to where it is needed last
-    derived       any other large tensor: it is not kept between segments. Each segment that needs it computes it again, and XLA
-                  mostly fuses it into its readers
+    derived       any other large tensor, and any tensor that costs next to nothing to compute again (`analysis/fusion.py`). It
+                  is not kept between segments. Each segment that needs it computes it again
+    small         any other tensor: it is kept from where it is made to where it is needed last
 
 A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment
 consists of the nodes between two boundaries. A node counts as reading significant tensors only: instead of a derived tensor, it
 reads the significant tensors from which the derived tensor is computed. A *recipe* says how to compute significant tensors again,
-by running the operator that makes them once more. Computing a derived tensor again mostly costs nothing, because XLA fuses it
-into the operators that read it. It cannot be fused into a heavy operator, one that XLA runs as a kernel of its own, so it is then
-written to memory inside the segment. A segment that needs such a tensor, but does not contain the operator that makes it, takes
-the time of that operator once more.
+by running the operator that makes them once more.
+
+Computing a derived tensor again mostly takes no time, because XLA fuses it into the operators that read it. It takes time
+mainly if a heavy operator (one that XLA runs as a kernel of its own) reads the tensor, because XLA must then write the tensor
+to memory inside the segment. If a segment computes such a tensor again, the time of the operator that makes the tensor is added
+to the segment's time.
 
 Sets of significant tensors, and sets of operators that make derived tensors, are represented as the bits of an integer. Sizes in
 bytes, times in microseconds.

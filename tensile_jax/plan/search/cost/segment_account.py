@@ -1,23 +1,24 @@
 """Computes what a segment runs, and how much time and memory the segment needs, from the tensors at its beginning and its end.
 
 A *segment* is a stretch of operators that is compiled as one executable. Here it consists of the *nodes* `[begin, end)`, groups
-of consecutive operators of a condensed step, which has large tensors only (`condensed/condensed_step.py`). The segment begins
-with the tensors `there` on the device, and must also leave the tensors `wanted` on the device. If a node reads a tensor that is
-missing, the tensor's *recipe*, the operators that make it, runs right before the node. Missing inputs of a recipe are computed
-again in the same way, and wanted tensors that are still missing at the end.
+of consecutive operators of a condensed step, which has large tensors only (`condensed/condensed_step.py`). When the segment
+begins, the set of tensors `there` is on the device. When it ends, the tensors of the set `wanted` must be on the device as
+well. If a node reads a tensor that is missing, the tensor's *recipe*, the operators that make it, runs right before the node.
+Missing inputs of a recipe, and wanted tensors that are still missing at the end, are computed again in the same way.
 
-Two numbers bound the memory that XLA needs beside the inputs and the results of the segment, if it runs a given order of steps
-(nodes and recipes):
+The nodes and recipes that run are the *parts* of the segment. Two numbers bound the memory that XLA needs beside the inputs and
+the results of the segment, if it runs the parts in a given order:
 
-    alone(order)   = max over steps q of (bytes of temporaries live at q + extra bytes of q)
-    shared(order)  = max over steps q of (bytes of temporaries live at q + bytes of results made by q + extra bytes of q)
-                     - bytes of all results, and no less than 0
+    alone(order)   = max over parts q of (bytes of temporaries live at q + extra bytes of q)
+    shared(order)  = max over parts q of (bytes of temporaries live at q + bytes of results made up to and including q
+                                          + extra bytes of q) - bytes of all results, and no less than 0
 
-A *temporary* is a tensor that the segment makes, that XLA writes to memory, and that is not wanted. A *result* is a wanted tensor
-that does not take over the memory of the state that it replaces. The *extra bytes* of a step are buffers that only this step
-needs, such as copies of operands in another layout. XLA holds the inputs until the segment ends, and the buffers of results from
-the start of the segment. In `alone`, temporaries have buffers of their own. In `shared`, they use the buffers of results that are
-not made yet. An operator whose result XLA does not write runs where the result is read, so its inputs live until then.
+A *temporary* is a tensor that the segment makes, that XLA writes to memory, and that is not wanted. A *result* is a wanted
+tensor that does not take over the memory of the state that it replaces. The *extra bytes* of a part are buffers that only this
+part needs, such as copies of operands in another layout. XLA holds the inputs until the segment ends, and the buffers of
+results from the start of the segment. In `alone`, temporaries have buffers of their own. In `shared`, they use the buffers of
+results that are not made yet. An operator whose result XLA does not write runs where the result is read, so its inputs live
+until then.
 
 XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order
 `early`, it runs at the beginning of the segment. What XLA needs lies between shared(late) and alone(early) (`workspace.py`).

@@ -9,10 +9,11 @@ two values, with the weights of the device profile, predicts the workspace:
     workspace = measured                                                        if the same segment was compiled
               = predicted * ratio + results * copied + margin                   otherwise
 
-`ratio` and `copied` correct a prediction by what compiling has shown (`correction`). `ratio` is for segments that need several
-times what was predicted. `copied` is for segments in which XLA copies results that were expected to take over the memory of
-inputs; `results` is the size of the segment's results. `margin` begins at zero, and grows each time compiling shows that a plan
-does not fit.
+`ratio` and `copied` correct a prediction by what XLA has reported for compiled segments that share operators with this segment
+(`correction`). For one compiled segment, `ratio` is the reported workspace divided by the predicted one, but at most 4. If the
+workspace is even larger, the excess is put down to copies, which XLA makes of results that were expected to take over the
+memory of inputs. `copied` is the excess divided by the size of the compiled segment's results. In the formula, `results` is the
+size of this segment's results. `margin` begins at zero, and grows each time compiling shows that a plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
 bytes.

@@ -1,8 +1,10 @@
 """Changes the boundaries of a schedule: joins two segments, or splits one, and evaluates the segments that change.
 
 A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
-executable. A schedule says in numbers of segments when each tensor is on the device. Where segments are joined or split, these
-numbers change, and nothing else. `residency_moves.py` changes when a tensor is on the device.
+executable. For each tensor, a schedule has the numbers of the boundaries at which the tensor is on the device. When segments
+are joined or split, all later boundaries get new numbers. Apart from that, only what happens at the removed or added boundary
+changes. For example, a tensor that was copied back at a removed boundary must now be back before the joined segment.
+`residency_moves.py` makes all other changes of when a tensor is on the device.
 """
 
 from collections.abc import Callable
