@@ -1,15 +1,15 @@
 """Says which tensors are on the device while each segment of a plan runs, from the plan alone, without the step's graph.
 
-A *segment* is a stretch of operators that is compiled as one executable. The module goes through the segments of an iteration in
-order. Boundary j lies before segment j, and the last boundary lies at the end of the iteration.
+A *segment* is a stretch of operators that is compiled as one executable. The module goes through the segments of an iteration
+in order. Boundary j lies before segment j, and the last boundary lies at the end of the iteration.
 
     at boundary j              tensors whose copies to the host end here leave the device; tensors whose copies to the device
                                start here are on the device from now on
-    while segment j runs       its outputs are on the device as well; its donated inputs have become outputs
+    while segment j runs       its outputs are on the device as well, in place of its donated inputs
     when segment j has ended   the tensors that it frees leave the device
 
-`on_device` lists everything that takes device memory while a segment runs. The sizes add up to the bytes that the plan states for
-the segment. Those of `at_peak` add up to the plan's peak.
+`on_device` lists everything that takes device memory while a segment runs. The sizes add up to the bytes that the plan states
+for the segment. `at_peak` lists this for the segment with the peak. Its sizes add up to the plan's peak.
 
 Sizes in bytes.
 """

@@ -1,19 +1,20 @@
 """Computes how far two results of a step are from each other, and judges whether rounding explains it.
 
-Let a be one output of the step under the plan, and b the same output of the reference, which is mostly the step under plain
-`jax.jit`. Let b' be that output when the reference runs under another rounding (`reference.py`). Over the elements that are
-finite in both,
+Let a be one output of the step under the plan, and b the same output of the reference. The reference is the step under plain
+`jax.jit` or, if that does not fit on the device, under another plan. Let b' be that output when the reference runs under
+another rounding (`reference.py`).
 
-    absolute(a, b) = max |a - b|            own = max over all b' and all steps so far of absolute(b', b)
+    absolute(a, b) = max |a - b| over the elements that are finite in both
+    unlike(a, b)   = number of elements that are infinite or NaN in a or in b, and not the same in both (two NaNs are the same)
 
-Floating-point numbers agree if two conditions hold. First,
+Floating-point numbers agree if both of these conditions hold:
 
-    absolute(a, b) <= max(FACTOR * own, FLOOR * eps * max |b|)
+    absolute(a, b) <= max(FACTOR * own, FLOOR * eps * max |b|)       own = max of absolute(b', b)
+    unlike(a, b)   <= max of unlike(b', b)
 
-where FACTOR and FLOOR are constants of this module, and eps is the distance from 1 to the next larger number of the output's
-type. Second, count the elements that are infinite or NaN in a or in b, and not the same in both (two NaNs are the same). This
-number is at most the largest such number for b' and b, over all b' and all steps so far. Integers, booleans and keys agree if
-they are equal.
+The maxima over b' are taken over all other roundings and all steps so far; max |b| is taken over the finite elements of b.
+FACTOR and FLOOR are constants of this module, and eps is the distance from 1 to the next larger number of the output's type.
+Integers, booleans and keys agree if they are equal.
 """
 
 import math

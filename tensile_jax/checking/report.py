@@ -2,12 +2,15 @@
 
     CheckReport ::= header  checked=Side  reference=Side  OutputCheck*
 
-A *side* is one of the two ways in which the step has run: `checked`, under the plan, and `reference`, which is plain `jax.jit`
-where that fits. Each side has run `steps` steps from the same arguments. An output is one leaf of the step's results.
+A *side* is one of the two ways in which the step has run: `checked`, under the plan, and `reference`, under plain `jax.jit` or,
+if that does not fit on the device, under another plan (`reference.py`). Each side has run `steps` steps from the same
+arguments. An output is one leaf of the step's results.
 
     absolute = max |checked - reference|   over the elements that are finite in both
     relative = absolute / max |reference|
-    own      = absolute and relative, between the reference and itself with other rounding: what rounding alone changes
+    own      = absolute and relative with the reference, run again under another rounding, in place of `checked`
+
+So `own` shows what rounding alone changes. `reference.py` says how the other rounding is brought about.
 
 Sizes are in bytes, times in microseconds (`_us`) or seconds (`_s`). If the step runs on several devices, sizes are those of one
 of them.

@@ -1,9 +1,9 @@
-"""Runs several steps in a row, under a plan or as plain `jax.jit`, and donates copies of the user's arguments.
+"""Runs a step several times in a row, under a plan or as plain `jax.jit`, and donates copies of the user's arguments.
 
 The user's arguments are never donated. Each call gets copies of those that the step donates, in the same memory and committed
-in the same way, so each call is like a call in a training loop. A result that replaces an argument in the next step is given as
-it is, since nobody else refers to it. If the step has passed on an argument as this result, the two may share memory, so the
-result is copied.
+in the same way, so each call is like a call in a training loop. A result that replaces an argument in the next call is not
+copied, since nobody else refers to it. There is one exception: if the step returns an argument unchanged as this result, the
+two may share memory, so the result is copied.
 
 The allocator of a device counts the most bytes that were ever in use in the whole process. Before the calls, all arguments and
 some other arrays are in device memory. The calls use only the copies, and those arguments that are not copied. So the peak of

@@ -1,6 +1,7 @@
 """Fails a test if a function's peak under plain `jax.jit` is above a limit or a baseline: `tensile_jax.assert_peak`.
 
-The peak is XLA's own, of the compiled function; nothing runs. A baseline is a JSON file with an entry for each function:
+The function is compiled but not run, and the peak is the one that XLA reports. A baseline is a JSON file with an entry for each
+function:
 
     Baseline ::= {name: Recorded}
     Recorded ::= peak_bytes, device, jax, and the tensors at the peak, by name

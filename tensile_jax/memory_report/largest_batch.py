@@ -6,11 +6,11 @@ also too large if its plan gives too few samples per second. The caller says how
 plain jit gives with its largest batch. Each search begins at a guess, and goes down or up from there in growing steps, until it
 has a batch that is not too large and a larger one that is. Then it bisects between the two, to 1/64 of the batch.
 
-Making a plan takes long, so few are made, and the guess must be good. Plain jit's peak, and the floor (the least memory that any
-plan is known to need), are nearly linear functions of the batch and are found quickly. A guess is the batch where a line through
-the values of two batches meets the budget. The second search does not try its guess at once. It first makes plans for 2, 4, 8,
-... times the first search's result, as long as these batches are smaller than the guess, because the user is shown what they
-cost. If one of them is too large, the guess is not used. Sizes are in bytes, times in microseconds.
+Making a plan takes long, so few are made, and the guess must be good. Plain jit's peak, and the floor (the smallest budget for
+which there is a plan, as predicted), are nearly linear functions of the batch and are found quickly. A guess is the batch where
+a line through the values of two batches meets the budget. The second search does not try its guess at once. It first makes
+plans for 2, 4, 8, ... times the first search's result, as long as these batches are smaller than the guess, because the user is
+shown what they cost. If one of them is too large, the guess is not used. Sizes are in bytes, times in microseconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

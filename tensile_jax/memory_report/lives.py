@@ -3,7 +3,7 @@
 *Plain jit* runs a step as one executable. The planner predicts the peak of an executable by the rules in
 `plan/search/cost/segment_account.py`. Here, the same rules are applied to each tensor by itself:
 
-    argument    from the beginning to the end, or until the new value is made that takes over its memory
+    argument    from the beginning to the end, or until the result that takes over the argument's memory is made
     result      from the operator that makes it to the end
     temporary   from the operator that makes it to the last one that needs it, if XLA writes it to memory
                 (`plan/analysis/fusion.py`). XLA fuses most light operators, such as additions, into the operators that read

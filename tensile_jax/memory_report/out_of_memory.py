@@ -4,7 +4,8 @@ The error stays the one that JAX has raised. It gets a note, which Python prints
 
     Note ::= what was being allocated, the limit of the device and what is in use
              live arrays on the device, in groups of one shape and type, the largest group first
-             for a step that `tensile_jax.jit` runs as plain jit: what it needs, by role, and the largest tensors at its peak
+             for a step that `tensile_jax.jit` runs as plain jit: what it needs for parameters, activations, the batch and so
+             on, and the largest tensors at its peak
 
 Live arrays are those to which Python still refers. What a running program has allocated is not among them. Arrays that share one
 buffer count once. If several devices have live arrays, the note is about the one that holds the most. Sizes are in bytes.

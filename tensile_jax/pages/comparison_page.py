@@ -1,7 +1,7 @@
-"""Makes the page of a `Comparison`: the time of a step over the memory that is saved, for every policy, and a table of all plans.
+"""Makes the page of a `Comparison`: a chart of a step's time against the memory saved by every policy, and a table of plans.
 
-A policy is a method of planning. The measures are those of the TENSILE paper (`plan/comparison.py`): MSR is the share of the peak
-that is saved, EOR the time of a step over its time without any schedule, and CBR = MSR / EOR.
+A policy is a method of planning. The measures are those of the TENSILE paper (`plan/comparison.py`): MSR is the share of the
+peak that is saved, EOR is the time of a step divided by its time without any schedule, and CBR = MSR / EOR.
 """
 
 from collections.abc import Iterator

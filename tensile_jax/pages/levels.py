@@ -1,9 +1,9 @@
 """Reduces the recorded levels of a run to as many as a picture has columns of pixels.
 
-While jobs run, a ledger says how many bytes of device memory each of them holds. A *level* (`runtime_records.Level`) is one entry
-of this ledger; the entry is valid until the next one. A long run has more levels than a picture has columns. Then each column
-keeps the level with the most bytes of all jobs together, so that no peak is lost. If the next column has no level of its own, the
-column also keeps its last one, which is still valid there.
+While jobs run, a ledger says how many bytes of device memory each of them holds. A *level* (`runtime_records.Level`) is one
+entry of this ledger; the entry is valid until the next one. A long run has more levels than a picture has columns. Then each
+column keeps the level with the most bytes of all jobs together, so that no peak is lost. If no level begins in the next column,
+a column also keeps its last level, because that level is still valid in the next column.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ stretches of operators that are each compiled as one executable. The methods of 
 
     plan            the plan of the policy under a limit in bytes
     floor_bytes     the smallest limit for which the policy has a plan
-    quick_floor     a limit for which the policy has a plan, hardly above the smallest one, known at once after the first time
+    quick_floor     a limit for which the policy has a plan, hardly above `floor_bytes`; only the first call takes long
     bytes_at_ends   a lower bound on the memory of every plan, known at once
     least_limit     the smallest limit with which the step is slower by at most a given factor
     bound_us        a lower bound on the time of every plan under a limit

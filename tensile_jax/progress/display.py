@@ -1,12 +1,12 @@
 """Shows the user the calls of this process that have taken three seconds or more, all on one screen (`screens.py`).
 
-    with DISPLAY.call("train_step", None):     the call, in the thread that makes it; None: show it on a terminal or notebook
+    with DISPLAY.call("train_step", True):     the call, in the thread that makes it; True means that it is to be shown
         DISPLAY.tell("planning", 0, 3)         what the call is doing, told in the same thread: 0 of about 3 plans are made
         ...                                    three seconds later the screen shows the call, until the end of the block
 
 A screen is, for instance, a line of the terminal that all calls share. While there are calls, a thread redraws the screen. What
-is told in a thread without such a block is dropped. For instance, a thread that plans during training has none, and nobody
-waits for its plan, so that plan is not shown.
+is told in a thread without such a block is dropped. For instance, a thread that plans during training has no such block, since
+nobody waits for its plan.
 """
 
 import os

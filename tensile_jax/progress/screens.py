@@ -1,9 +1,10 @@
 """Shows the user how far a long call has come: in a line of a terminal, a bar in a notebook, or lines of a log.
 
 While the line of a terminal is shown, the program's own output appears above the line. For this, `sys.stdout` and `sys.stderr`
-are replaced, if they are terminals, by streams that erase the line before they write. The line is drawn again once the program's
-output has ended its own line. Output that bypasses the two streams (XLA's messages, `logging` handlers that hold the old stream)
-may overwrite the line. The cursor therefore waits at the beginning of the line.
+are replaced, if they are terminals, by streams that erase the line before they write. The line is drawn again once the
+program's output has ended its own line. Output that bypasses the two streams (XLA's messages, `logging` handlers that hold the
+old stream) may overwrite the line. The cursor waits at the beginning of the line, so that such output does not begin behind the
+line's text.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Runs jobs in a `Runtime` on one device of a cluster or on a group, and finds how much memory a job would need there.
 
-This is the part of a device's actor (`device_actor.py`) that uses JAX. This module does not use Ray. It passes every event of the
-jobs to the function `tell` as `JobNews`, in the order of the events.
+This is the part of a device's actor (`device_actor.py`) that uses JAX. This module does not use Ray. The actor gives it a
+function `tell`, which the module calls with a `JobNews` for every event of the jobs, in the order of the events.
 
 All devices of the process belong to the `Runtime`. A job whose state is divided among devices runs on all of them, and any other
 job runs on the first one. A job's state must be on as many devices as the job has asked for. Otherwise the job's results would

@@ -1,11 +1,11 @@
 """Decides to which device of a cluster a job goes, and with how much memory the job is planned.
 
-Here, a "device" is what one Ray actor holds: one device of a node, or a group of its devices. A job that is divided among the
-devices of a group needs the same memory on each of them. So all sizes are those of one device.
+Here, a "device" is what one Ray actor holds: one JAX device of a node, or a group of them. A job that is divided among the JAX
+devices of a group needs the same memory on each of them. So all sizes are those of one JAX device.
 
-A job may go to a device if the `Runtime` there would admit the job beside those on the device (`plan/multi_job/admission.py`). Of
-these devices, the job goes to the one on which the predicted time of one of its iterations is shortest. On that device the
-predicted slowdown is smallest, too:
+A job may go to a device if the `Runtime` there would admit the job beside those on the device (`plan/multi_job/admission.py`).
+Of these devices, the job goes to the one with the least time_j, the predicted time of one iteration of job j. The predicted
+slowdown of the job is smallest there, too, because the slowdown is time_j divided by a number that is the same for all devices:
 
     slowdown_j   = time_j / (step_us of job j on the fastest kind of device)
     time_j       = step_us * total / weight_j * change
@@ -15,7 +15,8 @@ predicted slowdown is smallest, too:
                    1 + 1/COPY_TIMES   otherwise: jobs take turns on the device. Each turn lasts `COPY_TIMES` times as long as the
                                       copy of a state (`exec/controller/fair_share.py`)
 
-If several devices are equal in this, the job goes to the one with the fewest jobs, then to the smallest group, then to the first.
+If time_j is equal on several devices, the job goes to the one with the fewest jobs, then to the smallest group, then to the
+first.
 
 *The limit* is the memory for which a job is planned. The job's plan depends on the limit, and if another plan cuts the step
 elsewhere, XLA rounds the results differently. A job must have the same results wherever it runs. So its limit must not depend
@@ -24,10 +25,11 @@ number of jobs that each device would have if all jobs were spread evenly. This 
 the states of the others, as if each were as large as this job's state.
 
     limit      = budget - (neighbours - 1) * state_bytes
-    neighbours = the larger of two values, for d = 1 and for d = the number of devices that the job needs:
-                 ceil(jobs submitted together that need at least d devices / actors that hold at least d)
+    neighbours = the larger of two values, for d = 1 and for d = the number of JAX devices that the job needs:
+                 ceil(number of jobs submitted together that need at least d JAX devices
+                      / number of actors that hold at least d JAX devices)
 
-The value for the larger d matters because jobs that need d devices can share only the actors that hold at least d.
+The value for the larger d matters because jobs that need d JAX devices can share only the actors that hold at least d of them.
 
 If no plan keeps this limit, the job is planned for the whole budget, as in a `Runtime`. Then the jobs take turns: while one
 computes, the states of the others are *parked* in host memory.

@@ -4,10 +4,11 @@
                     ^          |
                     +----------+   the job's device was lost: the job goes on elsewhere from its latest checkpoint
 
-A job can fail or be cancelled in each of the first three phases. While it is *preparing*, a device of each kind finds what the
-job needs there. A *waiting* job is not yet due, or is paused, or fits on no device. Waiting jobs are tried in the order in which
-they were submitted. While a job fits on no device, at most `MOST_OVERTAKINGS` later jobs are placed before it. `placement.py`
-decides on which device a job is *placed*.
+A job can fail or be cancelled in each of the first three phases. While it is *preparing*, one device of each kind (such as one
+model of GPU) plans the job, and answers how much memory the plan needs on that kind of device. A *waiting* job is not yet due,
+or was paused by the user while no device had it, or fits on no device. Waiting jobs are tried in the order in which they were
+submitted. While a job fits on no device, at most `MOST_OVERTAKINGS` later jobs are placed before it. `placement.py` decides on
+which device a job is *placed*. A placed job that the user pauses stays placed, and its device pauses it.
 
 A "device" is one device or a group of them. A job that needs several devices goes only to a group with at least as many. While
 there is no such group, the job waits, without delaying the jobs behind it.

@@ -1,4 +1,4 @@
-"""Finds the operator that makes a tensor, and the lines of the user's code that it comes from.
+"""Finds the operator that makes a tensor, and the lines of the user's code from which this operator comes.
 
 A loop (`lax.scan`) may stay one operator. Each iteration then makes a part of the loop's stacked results. To find the operator
 in the loop's body that makes these parts, a search starts at the body's result. Its next step depends on what the value is:
@@ -6,13 +6,14 @@ in the loop's body that makes these parts, a search starts at the body's result.
     result of a call        on to what the called function returns; if that is one of its arguments, on to the argument
     result of a loop        on to what the body of that loop returns
     carried value           on to what an iteration returns as the next value
-    a change of form        on to the operand, since the line that computes the operand says more than that of a reshape or a
-                            cast (`_FORMS`)
+    result of a reshape,    on to the operand, since the line that computes the operand says more than that of an operator which
+      a cast and such       only changes the form (`_FORMS`)
     any other result        found: the operator that makes it
 
-The search does not leave the loop. If it comes to an array that the iterations only read, no operator in the body makes that
-array. The answer is then a change of form that the search has passed or, if there is none, the loop itself. The loop itself is
-also the answer for its carried results, and for all results of a loop on mutable references.
+The search does not leave the loop. If the search comes to an array that the iterations only read, no operator in the body makes
+that array. The answer is then the first operator on the way that only changes the form or, if there is none, the loop itself.
+The same holds if such an operator leads to a carried value. The loop itself is also the answer for its carried results, and for
+all results of a loop on mutable references.
 """
 
 from collections.abc import Sequence

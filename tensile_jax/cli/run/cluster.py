@@ -1,12 +1,12 @@
 """Submits the jobs of a jobs file to a Ray cluster, and follows them until they have ended.
 
-On a cluster, the table `[device]` of the jobs file holds for each device. `budget = "80%"` means 80 % of the memory of the
-device; for `tensile run`, it means 80 % of the sum of the jobs' peaks under plain `jax.jit`.
+On a cluster, the table `[device]` of the jobs file applies to each device by itself. `budget = "80%"` means 80 % of the memory
+of the device; for `tensile run`, it means 80 % of the sum of the jobs' peaks under plain `jax.jit`.
 
-Three keys that a job may have in the file are refused: `policy`, `max_swap_rate` and `renew_above`. With them, a job's plan may
-depend on the other jobs of its device or on measured times. A job of a cluster must have the same plan on every device: another
-plan rounds differently, and a job that moves to another device must have the results that it would have had on the first one, bit
-for bit.
+Three keys that a job may have in the file are refused unless they have their default values: `policy`, `max_swap_rate` and
+`renew_above`. With other values, a job's plan may depend on the other jobs of its device or on measured times. A job of a
+cluster must have the same plan on every device: another plan rounds differently, and a job that moves to another device must
+have the results that it would have had on the first one, bit for bit.
 """
 
 from dataclasses import replace

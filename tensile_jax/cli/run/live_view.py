@@ -1,6 +1,6 @@
 """Shows a run of several jobs while it runs: on a terminal as a table that is drawn anew, elsewhere as a line every few seconds.
 
-A terminal shows this table, which `tensile status` prints, too:
+A terminal shows this table, and `tensile status` prints the same one:
 
     12.3 s, 3 jobs: 2 running, 1 queued
     device  ##############......|...  812 MiB of 1.2 GiB, peak 1.1 GiB

@@ -1,10 +1,10 @@
 """Finds the step that was named on the command line: that of a model, or one that a function of the user makes.
 
-    MODULE:FUNCTION ::= a function that returns (step, args), or what `Entrypoint` takes: (step, state, batches), or a model
+    MODULE:FUNCTION ::= a function that returns (step, args), (step, state, batches) or a model
 
-A model and (step, state, batches) are taken as `tensile run` trains them, with the state donated. In (step, args), the user says
-what is donated: the step may be `jax.jit(function, donate_argnums=...)`. No step runs: only the user's function is called, and
-the function that makes a model's first state.
+For a model and for (step, state, batches), the step donates the state, as in `tensile run`. For (step, args), the user says
+what is donated: the step may be `jax.jit(function, donate_argnums=...)`. No step runs here. Only the user's function is called,
+and what makes the first state and the first batch.
 """
 
 from collections.abc import Callable, Iterable

@@ -2,8 +2,9 @@
 
 A plan is made for one kind of batch, so all batches of a job must have the same shapes and dtypes.
 
-Leaves are treated as `jax.jit` treats them: a 64-bit NumPy number becomes 32 bits, unless JAX is set to use 64 bits. NumPy arrays
-are copied. Batches are drawn before they are used, and the user's generator may overwrite a batch that it has yielded.
+Leaves are treated as `jax.jit` treats them: a 64-bit NumPy number becomes 32 bits, unless JAX is set to use 64 bits. NumPy
+arrays are copied, because batches are drawn before they are used, and the user's generator may overwrite a batch that it has
+yielded.
 """
 
 from dataclasses import dataclass

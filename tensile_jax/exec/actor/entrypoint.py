@@ -1,8 +1,9 @@
-"""Defines `Entrypoint`: names the function that makes a job, so that the process in which the job will run can make it.
+"""Defines `Entrypoint`: the name and arguments of a function that makes a job. The job's process calls this function.
 
 An `Entrypoint` names the function by a `target`:
 
-    target ::= package.module:function      called with `args`; returns the job's (step, state, batches), or a model
+    target ::= package.module:function      called with `args`; returns the job's (step, state, batches), or a *model*:
+                                            an object with `step`, `batches`, and `init`, which makes the state
              | name                         an installed model (`installed_models.py`), made with `args` as its sizes
 
 An entrypoint is plain data. It can therefore be written to a file and sent to another process. Functions and arrays often cannot.

@@ -14,15 +14,14 @@ The moves of an iteration are the plan's instructions (`plan/result/instructions
     Free           removes arguments that were donated to the step
     end            leaves the state for the next iteration, and the metrics
 
-Two things count on the device all the time, even while the job is *parked* (while its whole state is in host memory): the metrics
-of the previous iteration, since they may not have been read yet, and the constants of a plan with segments. Tensors that the step
-itself keeps in host memory count there all the time.
+Two things count on the device all the time, even while the job is *parked* (while its whole state is in host memory): the
+metrics of the previous iteration, since they may not have been read yet, and the constants of a plan with segments.
 
 A step that runs whole, as one executable, has one launch between `begin` and `end`. It needs plain jit's peak, plus the arguments
 that nothing reads, which that peak leaves out.
 
-The job's bytes in host memory are the larger of two numbers: those of the plan (`plan/result/memory_curve.py`), and those of the
-parked state.
+The job's bytes in host memory are the larger of two numbers. One is what an iteration needs: the tensors that the plan copies
+to the host (`plan/result/memory_curve.py`), and those that the step itself keeps in host memory. The other is the parked state.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,7 @@
-"""Defines `ProfiledPlan`: a plan of a job's step, compiled or only predicted, with the bytes that each move (launch, copy, wait)
-needs and holds.
+"""Defines `ProfiledPlan`: a plan of a job's step, compiled or only predicted, with its memory profile.
+
+The memory profile has, for each move of an iteration (a launch, a copy, a wait), the bytes that the job needs on the device
+during the move, and the bytes that it holds afterwards.
 
 `make_plan` makes the plan that a `PlanRequest` (`plans.py`) asks for. No other code turns such requests into plans.
 """

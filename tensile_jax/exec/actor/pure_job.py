@@ -1,7 +1,7 @@
-"""Turns a step that changes objects in place into a pure step, `(state, batch) -> (state, metrics)`, which a job runs.
+"""Turns a step that changes objects in place into the pure step that a job runs, `(state, batch) -> (state, metrics)`.
 
-A step that changes objects in place has a method `as_job`, which returns the pure step. `tensile_jax.nnx.jit` returns functions
-with this method. The method is all that a runtime needs to know of such a step, so a runtime has no other code for Flax NNX.
+A step that trains modules of Flax NNX changes these objects in place. `tensile_jax.nnx.jit` gives such a step a method
+`as_job`, which returns the pure step. A runtime only calls this method, so it needs no code for Flax NNX.
 """
 
 from collections.abc import Callable

@@ -9,10 +9,11 @@
     products    products and convolutions of the sizes that training steps have, with the two products of their gradients
     beside      the same products while copies run in both directions
 
-Each stage has a share of the time limit, and repeats its measurements until that share is used up. The least time counts, because
-other work on the machine only adds to it. On a GPU, several pieces of work are issued before any of them is waited for. Rates of
-memory and of copies are extra bytes / extra time between two sizes, so a constant cost for each call drops out. If the device has
-no memory for a size, larger sizes are left out. Times are in microseconds.
+Each stage has a share of the time limit, and repeats its measurements until that share is used up. The least time counts,
+because other work on the machine only adds to it. On a GPU, several pieces of work are issued before any of them is waited for.
+Rates of memory and of copies are extra bytes / extra time between the two largest sizes, so a constant cost for each call drops
+out. (On a CPU, they are the median of bytes / time over the large sizes.) If the device has no memory for a size, this size and
+all larger ones are left out. Times are in microseconds.
 """
 
 import time

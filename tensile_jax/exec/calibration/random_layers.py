@@ -1,8 +1,8 @@
 """Draws random layers, with their gradients. A calibration measures the operators of these layers.
 
-The sizes are those of networks: images of 7 to 224 pixels along a side, 8 to 1,024 channels, windows of 1 to 7 pixels, widths of
-dense layers up to 4,096 (up to 32,768 inputs where there are few rows), texts of 32 to 1,024 tokens. For each layer, a limit on
-the number of operations is drawn, too. A layer above its limit is made smaller.
+The sizes are those of networks: images of 7 to 224 pixels along a side, 8 to 1,024 channels, windows of 1 to 7 pixels, widths
+of dense layers up to 4,096 (up to 32,768 inputs for a batch of at most 16 rows), texts of 32 to 1,024 tokens. For each layer, a
+limit on the number of operations is drawn, too. A layer above its limit is made smaller.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Finds how much memory of a device is free for a step. If the user gives no budget, this is the budget of the call.
+"""Finds how much memory of a device is free for a step. The free memory is the budget of a call if the user gives no budget.
 
     free = (1 - margin) * limit of the device's allocator - (bytes in use - bytes of the step's own arguments)
 
@@ -6,11 +6,11 @@ A plan counts the step's arguments, so their bytes are not subtracted. Everythin
 other states, results that somebody still refers to. All figures are read when the step is planned. If other code takes memory
 later and the device runs out, the step is planned again for less.
 
-The margin is for fragmentation: enough bytes may be free, while no free block is large enough. The margin is an assumption, not a
-measurement.
+The margin is for fragmentation: enough bytes may be free, while no free block is large enough. The margin is an assumption, not
+a measurement.
 
-The allocator of some devices, such as a CPU, reports no limit. For such a device the result is None, which means that there is no
-limit.
+The allocator of some devices, such as a CPU, reports no limit. For such a device the result is None, which means that there is
+no limit.
 """
 
 from collections.abc import Sequence

@@ -4,9 +4,10 @@ A step has several times, each with a name of its own:
 
     predicted_step_us      what the plan predicts
     watched_step_us        measured in *watched* iterations, which wait for every segment in order to measure it
-    call_to_call_us        measured from the begin of one call to the begin of the next one
-    step_us                the shorter of the last two, since each contains time that a step alone does not take. For a step that
-                           runs as one executable, `watched_step_us`, since a call may then return before the device is done
+    call_to_call_us        measured from the beginning of one call to the beginning of the next one
+    step_us                the shorter of `watched_step_us` and `call_to_call_us`, since each contains time that a step alone
+                           does not take. For a step that runs as one executable, it is `watched_step_us`, since a call may then
+                           return before the device is done
     first_step_us          measured in the first iteration, which is a watched one
     jit_step_us            measured of plain jit; predicted_jit_step_us is predicted
 """

@@ -5,12 +5,13 @@
 
     array    an array; it comes back as a NumPy array
     weak     a weakly typed `jax.Array`, whose dtype yields to other dtypes; it comes back weakly typed, in pinned host memory
-    key      typed PRNG keys, of which the words are stored; `text` names their generator; they come back in pinned host memory
+    key      typed PRNG keys; their numbers (`jax.random.key_data`) are stored, and `text` names their generator; they come back
+             in pinned host memory
     others   a Python scalar, whose exact value is `text`
 
-`describe` describes every leaf of a pytree. `to_host` returns the numbers of one leaf as a NumPy array, and `from_host` makes the
-leaf again from its description and numbers. NumPy has no weak types, so `as_weakly_typed` makes a weakly typed array by a small
-JAX program on the CPU. Nothing here puts anything into device memory. As in JAX, a `None` in a pytree is not a leaf.
+`describe` describes every leaf of a pytree. `to_host` returns the numbers of one leaf as a NumPy array, and `from_host` makes
+the leaf again from its description and numbers. NumPy has no weak types, so `as_weakly_typed` makes a weakly typed array by a
+small JAX program on the CPU. Nothing here puts anything into device memory. As in JAX, a `None` in a pytree is not a leaf.
 """
 
 import struct

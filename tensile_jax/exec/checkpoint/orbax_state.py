@@ -9,7 +9,7 @@ something else is stored:
     Python int beyond 64 bits    a string
     uint4 and the like           an array of bytes, one for each number: tensorstore, which orbax writes with, has no such dtype
     empty array                  None, since orbax refuses empty arrays
-    state without any leaf       {"state": None}, since orbax refuses it
+    state without any leaf       {"state": None}, since orbax refuses a state without leaves
     state with ambiguous names   a list of its leaves: orbax gives {"a.b": x, "a": {"b": y}} one name, "a.b", for x and for y
 
 A description of each leaf (`leaves.py`) says what the leaf was before. `format.py` writes these descriptions into the manifest, a

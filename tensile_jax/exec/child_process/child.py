@@ -4,9 +4,11 @@ the runtime requests together.
 
     listener thread    receives the requests; ends the process when the runtime's end of the socket is closed
     main thread        begins and ends iterations, and issues the moves of their runs, in order; it never waits
-    other threads      wait for copies and launches, and on a CPU carry out the runs that have launches; trace, plan and compile;
-                       write checkpoints; send a heartbeat every two seconds, and end the process when the runtime's process has
-                       ended
+    other threads      wait for copies and launches; trace, plan and compile; write checkpoints; send a heartbeat every two
+                       seconds, and end the process when the runtime's process has ended
+
+On a CPU, each launch must wait for the one before it. So another thread, not the main thread, issues the moves of a run that
+has launches.
 
 If planning or saving fails, the runtime gets the error, and the process goes on. If any other request fails, the runtime ends
 the process. The process ignores Ctrl-C in the terminal, since the runtime handles it.

@@ -6,7 +6,7 @@ process only draws batches in advance. A method that starts something returns a 
 `exec/actor/actor.py`).
 
 Requests for plans and their answers are plain data (`exec/actor/plans.py`), which are sent unchanged. The compiled plans stay in
-the job's process. So do snapshots, which are the job's state as it was between two iterations, until they are released.
+the job's process. Snapshots, copies of the job's state between two iterations, stay there too, until the runtime releases them.
 """
 
 import itertools

@@ -14,9 +14,10 @@ and overlap operators. The program's *form* says which values pass through the b
     chain     the same as `inputs`; in a program with copies, also what the segment before the barrier has made
     lag       the same as `inputs`, and what the segment before the barrier has made, with two exceptions. A gradient, new state
               or a result passes through the second barrier after the segment that makes it instead of the first, unless the
-              next segment reads it. An argument of the step passes through a barrier one earlier than with `inputs`
+              next segment reads it. An argument of the step passes through the barrier before the segment that precedes its
+              reader, instead of the barrier right before its reader
 
-The form `lag` is for several devices, which exchange data to sum gradients and to collect divided parameters. With `lag`, each
+The form `lag` is for several devices, which exchange data to sum gradients and to gather sharded parameters. With `lag`, each
 exchange can overlap with the kernels of one more segment. But XLA may then also compute a gradient one segment later, and its
 operands stay in memory longer.
 

@@ -1,10 +1,10 @@
 """Lists which ways of launching a plan were tested on which GPUs. Nothing is listed yet.
 
 `launch="auto"` uses a way in the table below only if `SEEN` has an entry for this way, this kind of GPU
-(`jax.Device.device_kind`) and this version of JAX. An entry is added when `pytest -m gpu` and a long training beside plain
-`jax.jit` (`make gpu-results`) have passed there with the way. Without an entry, the way is used only if the user asks for it.
-Other ways, such as launching segments one by one, need no entry. A *program with copies* runs a whole step as one executable
-that also makes the copies to and from the host:
+(`jax.Device.device_kind`) and this version of JAX. An entry is added when two tests have passed with this way on such a GPU:
+`pytest -m gpu`, and a long training beside plain `jax.jit` (`make gpu-results`). Without an entry, the way is used only if the
+user asks for it. Other ways, such as launching segments one by one, need no entry. A *program with copies* runs a whole step as
+one executable that also makes the copies to and from the host:
 
     way                      asked for by
     program with copies      launch="one_program"

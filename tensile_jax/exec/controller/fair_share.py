@@ -19,9 +19,9 @@ the order of their turns. An iteration may begin only if the controller's state 
 way can be finished while the other jobs keep the memory that they hold (`ledger.py`).
 
 A job *contends* for the device if its iteration is under way or could begin now. While a contending job waits for memory, jobs
-that need less may begin iterations: they overtake it, at most `MOST_OVERTAKINGS` times. Overtakings are counted for the job that
-is first in turn, and for jobs that wait in the middle of an iteration. The count of a job is set to zero when it begins an
-iteration, unless its virtual time is still the least of all contending jobs.
+that need less may begin iterations: they overtake it, at most `MOST_OVERTAKINGS` times. Overtakings are counted for the job
+that is first in turn, and for jobs that wait in the middle of an iteration. When a job begins an iteration, its count is set to
+zero, except if the job is still behind all others, which means that every other contending job has a greater virtual time.
 
 To make room for the job that is first in turn, other jobs are parked, one after another. Jobs that would not run now are parked
 first: those that are paused, have no batch, or whose peak does not fit. If there is no such job, the job with the latest turn is

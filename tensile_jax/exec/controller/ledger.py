@@ -2,10 +2,10 @@
 
 A *move* is a part of an iteration, such as a launch or a wait for copies. A *run* is a sequence of moves of one iteration that
 are issued at once. A job is *parked* while its state is in host memory, and *idle* while its state is on the device between two
-iterations.
+iterations. The *parked bytes* of a job are what remains on the device while the job is parked, such as its constants.
 
-    held       the bytes that all jobs hold, by their memory profiles (`plan/multi_job/memory_profile.py`). A job with runs in
-               flight counts with what it holds after them
+    held       the bytes that all jobs hold, by their memory profiles (`plan/multi_job/memory_profile.py`). For a job with runs
+               in flight, these are the bytes that the job will hold after those runs
     transient  the most bytes that any run in flight needs beyond what its job holds after that run
     free       budget - held - transient
     settled    the bytes that all jobs hold once every iteration is over: a parked job holds its parked bytes, and any other job

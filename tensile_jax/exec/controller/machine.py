@@ -9,8 +9,8 @@ The controller issues consecutive moves of an iteration together, as a *run*. A 
 next wait for copies, before the last move of the iteration, or before the first move for which there is no memory. (On a CPU with
 a single job, waits do not end a run, since no other job could compute meanwhile.) The dispatcher reports only the end of a run.
 
-    held       the bytes that all jobs hold, by their memory profiles. As soon as a run is issued, a job counts with what it holds
-               after that run
+    held       the bytes that all jobs hold, by their memory profiles. For a job with a run in flight, these are the bytes that
+               the job will hold after that run
     transient  the most bytes that any run in flight needs beyond what its job holds after that run
 
 The controller guarantees, for any order of events:
@@ -19,7 +19,8 @@ The controller guarantees, for any order of events:
     no deadlock     the state is always safe, as in the banker's algorithm: every iteration under way can be finished while the
                     other jobs keep what they hold. This is decided exactly (`plan/multi_job/safety.py`)
     no starvation   while the job that is first in turn, or an iteration under way, waits for memory, at most `MOST_OVERTAKINGS`
-                    iterations of other jobs begin. Then those under way end, and jobs are parked to make room
+                    iterations of other jobs begin. Then no more begin until the waiting job goes on. Meanwhile, those that are
+                    under way end, and jobs are parked to make room
     no livelock     jobs are not parked and unparked endlessly without a launch in between. If a job is unparked before its turn,
                     it must leave room for an iteration of each job on the device and of each job with an earlier turn
 

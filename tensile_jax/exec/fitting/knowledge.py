@@ -3,12 +3,12 @@ budget. Steps are of one kind if they have the same program and options.
 
 A *choice* says where the step is cut into segments, and when each tensor is on the device. Plans are made from choices, with
 estimated sizes until compiling shows the true ones. A lower budget must never have a plan with a higher peak, nor a plan where a
-higher budget has none. But each budget has a search of its own, and the two may compile different choices. Therefore a budget
-that is planned later follows the plans that are there already:
+higher budget has none. But each budget has a search of its own, and the searches of two budgets may compile different choices.
+Therefore a new budget follows the plans of the budgets that were planned before:
 
-    1. If the plan of the next higher budget keeps the new budget, it is taken.
-    2. Otherwise a search is made. The plan of the next lower budget is taken instead if the search finds no plan, or if that
-       plan has a higher peak than the plan that the search finds.
+    1. If the plan of the next higher budget keeps the new budget, that plan is taken.
+    2. Otherwise a search is made. If the search finds no plan, or a plan with a lower peak than that of the next lower budget,
+       the plan of the next lower budget is taken instead.
 
 If a plan was made before for a budget, no new search is made for that budget. `Knowledge` is an immutable value: whoever learns
 more makes a new one. The store (`knowledge_store.py`) holds the latest value for each kind of step.

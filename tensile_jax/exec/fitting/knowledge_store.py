@@ -2,8 +2,8 @@
 
 Two steps are of one *kind* if they have the same operators and shapes, the same options, and the same sort of device. The whole
 process shares one store. If the user has set `jax_compilation_cache_dir`, the store writes a JSON file for each kind of step
-into the folder `tensile_jax` there. For every budget that a compiled plan met, the file holds what the planner chose: the cuts
-between segments, and when each tensor is on the device. The file also holds the *workspaces* that XLA reported (what
+into the folder `tensile_jax` there. For each budget that a compiled plan did not exceed, the file holds what the planner chose:
+the cuts between segments, and when each tensor is on the device. The file also holds the *workspaces* that XLA reported (what
 executables need beside inputs and outputs), the smallest budget that works, and plain jit's peak, if plain jit was compiled. A
 later process then makes the same plan without a search, and finds the compiled code in JAX's cache.
 

@@ -17,20 +17,21 @@ peaks so far decide whether there is a next program:
 
     all above the budget    the next program is made for less memory. Exception: if the first one is far above the budget and
                             has no copies, there is no next one, since plans for separate launches are better then
-    first far below it      the first plan leaves memory unused, and so loses time. One more program is made, for more memory
+    first far below budget  the first plan leaves memory unused, and so loses time. One more program is made, for more memory
     otherwise               no further program is made
 
 On several devices, the next limit and form depend on the limits and peaks of the programs before. If all peaks are above the
-budget, the table is about the latest peak. Otherwise, it is about the highest peak within the budget:
+budget, the table is about the latest program. Otherwise, it is about the program with the highest peak within the budget. The
+next limit is lower or higher than the limit of this program's plan:
 
     above the budget        the next limit is lower by the excess and a margin. If an earlier peak was above the budget too, the
                             limit falls by another half of the excess, and the next program has the form `live`, which mostly
                             needs less
     far above the budget    the next program has the form `live` even if no earlier peak was above the budget
     far below the budget    the next limit is higher. After the first plan, it rises by the difference between the budget and
-                            the peak, less a margin. Later, a straight line through the peaks of two plans gives the limit at
-                            which the peak meets the budget, less a margin. If these two have different forms, the limit rises
-                            by no more than that difference
+                            the peak, less a margin. Later, a straight line through the peaks of two programs gives the limit
+                            at which the peak would be the budget, less a margin. If the two programs have different forms,
+                            the limit rises by no more than after a first plan
     otherwise               no further program is made
 
 A plan made for more memory than the budget is also taken if its compiled peak keeps the budget. All sizes are bytes on each

@@ -1,7 +1,10 @@
 """Defines the orders by which the process that plans tells the other processes of a step what to compile, and then what to run.
 
     process that plans    plans, orders, compiles, takes the largest size that any process reports, and plans again if need be
-    other processes       compile what is ordered, and report their sizes, until they are ordered to run a plan
+    other processes       compile what is ordered, and report the sizes, until they are ordered to run a plan
+
+A *size* comes from XLA's report about an executable: the peak of the whole step, or the workspace of a segment or a program
+(what it needs beside its inputs and outputs).
 
 The process that plans gives an order wherever it compiles something (`exec/fitting/fitting.py`, `exec/compiling/plain_jit.py`).
 The other processes follow the orders in `exec/fitting/common_plan.py`.

@@ -6,11 +6,12 @@ writes its results into the stacks of results, in place. The values carried from
 body's plan. They are donated, and may stay in host memory between two iterations if the user allows it. They are on the device
 when the loop begins and when it ends.
 
-    device bytes = inputs of the loop + stacks of results + copies of carried values that the loop may not overwrite
+    device bytes = inputs of the loop + stacks of results + copies of initial carried values
                  + peak of the body's plan - constants of that plan - carried values
 
-The constants and the carried values are subtracted because they would count twice: in the first three terms, and in the peak of
-the body's plan.
+An initial carried value is copied if the surrounding plan does not donate it to the loop, or if it is also another input of the
+loop, because the first iteration may overwrite it. The constants and the carried values are subtracted because they would count
+twice: in the first three terms, and in the peak of the body's plan.
 """
 
 from collections import Counter

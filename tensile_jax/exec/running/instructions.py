@@ -1,8 +1,9 @@
 """Translates a plan's instructions (`plan/result/instructions.py`) into instructions for the executor, which work on slots.
 
-A *slot* has a number and holds one tensor. A tensor that is computed again gets a new slot, so that the results of a launch have
-consecutive slots. Each instruction of the plan becomes one instruction of the executor, with slots in place of tensor ids. A
-launch also gets its executable. The order stays the same, and the executor (`executor.py`) issues the instructions in this order.
+A *slot* has a number and holds one tensor. The results of a launch always get new slots, with consecutive numbers. So a tensor
+gets a different slot each time it is computed. Each instruction of the plan becomes one instruction of the executor, with
+slots in place of tensor ids. A launch also gets its executable. The order stays the same, and the executor (`executor.py`)
+issues the instructions in this order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,9 +1,9 @@
 """Runs the iterations of one step under a plan. After the device has run out of memory, the next plan needs less.
 
-Calls of `tensile_jax.jit` run this way, and so do *driven loops*: loops inside a step whose body has a plan of its own, under
-which it runs once per turn (`driven_loop.py`). The jobs of a `Runtime` run in another way, since no thread may wait for an
-iteration: the job's actor (`exec/actor/local_actor.py`) issues the plan's instructions (launches, copies, waits) in groups,
-when the controller (`exec/controller/machine.py`) says so.
+Calls of `tensile_jax.jit` run this way, and so do the iterations of *driven loops*. A driven loop is a loop inside a step, and
+the body of the loop has a plan of its own, under which each iteration of the loop runs (`driven_loop.py`). The jobs of a
+`Runtime` run in another way, since no thread may wait for an iteration: the job's actor (`exec/actor/local_actor.py`) issues
+the plan's instructions (launches, copies, waits) in groups, when the controller (`exec/controller/machine.py`) says so.
 """
 
 import time

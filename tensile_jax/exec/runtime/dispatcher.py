@@ -1,14 +1,17 @@
 """Carries out the controller's instructions for all jobs, and reports to the controller what happened.
 
 The controller (`exec/controller/machine.py`) decides which job does what next. The dispatcher begins and ends every iteration,
-and issues its moves (launches, copies, waits) in groups, called *runs*. All of this happens under the dispatcher's lock, so one
-of the threads below acts at a time. Whoever holds the lock never waits for the device and never runs user code.
+and issues its moves (launches, copies, waits) in groups, called *runs*. All of this happens under the dispatcher's lock, so
+only one of the threads below acts at a time. Whoever holds the lock never waits for the device and never runs user code.
 
     dispatcher  handles the events that come from outside, in their order: batches, requests, plans, failures
     launches    takes the runs with launches in the order of their instructions, waits for each, and measures how long it took.
-                A GPU allocates memory in the order of launches, so all moves of a run are issued at once, under the lock. On a
-                CPU, this thread carries out the moves itself, one after another. When a run is over, this thread handles that
-                event: it ends the iteration and begins the next one, without waking another thread
+                On a GPU, the moves of a run are already issued by then: the thread that handles an event issues them all at
+                once, under the lock. This is possible because a GPU allocates memory in the order of launches, so a launch can
+                be issued before earlier ones have ended and freed their memory. On a CPU, a launch takes its memory when it is
+                issued. So the launches' thread carries out the moves itself, one after another. When a run is over, the
+                launches' thread handles that event: it ends the iteration and begins the next one, without waking another
+                thread
     copies      several threads, which wait for copies: for those that a job's move needs, for those of a whole state (parking
                 and unparking), and, in watched iterations (which are measured), for those whose times are recorded. When such a
                 wait is over, they handle the event
@@ -23,8 +26,8 @@ actor fails only that job. Any other exception under the lock is an error of thi
 waits for them forever.
 
 A runtime ends when nobody holds a reference to it and its jobs have ended. Therefore the dispatcher's threads hold no reference
-to the runtime or to its store. They post the events of a job's lifecycle (`messages.py`) under the job's number. Times are in
-microseconds.
+to the runtime or to its store, the object that holds all jobs of the runtime (`store.py`). They post the events of a job's
+lifecycle (`messages.py`) under the job's number. Times are in microseconds.
 """
 
 import queue

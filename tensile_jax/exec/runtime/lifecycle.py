@@ -4,17 +4,17 @@ The module is a pure state machine: `step` maps (record, event) to (record, inst
 
     preparing -> (queued) -> running <-> paused -> finished | failed | cancelled
 
-A job can fail or be cancelled in each of the first four states. A running job becomes queued again if the budget is lowered below
-what it needs.
+A job can fail or be cancelled in each of the first four states. A running job becomes queued again if the budget is lowered
+below what it needs.
 
-The controller (`exec/controller/machine.py`) decides about the memory of all jobs together. This module decides about the life of
-one job. The events of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. For each
-event, a `Runtime` calls `step` while it holds its store's lock, and carries out the instructions in their order. This module uses
-no JAX, clock, lock or thread. It only passes on errors, metrics and saved states.
+The controller (`exec/controller/machine.py`) decides about the memory of all jobs together. This module decides about the life
+of one job. The events of a job come from the thread of its user code, the planner, the dispatcher, the saver and the user. For
+each event, a `Runtime` calls `step` and carries out the instructions in their order. Meanwhile it holds the lock of its store
+(`store.py`). This module uses no JAX, clock, lock or thread. It only passes on errors, metrics and saved states.
 
 A job ends in two stages. In the first stage its last state is saved; `leaving` is true from the beginning of this stage. In the
-second stage the job waits until its last callback has returned; `ending` says how it will end. A job that failed or was
-cancelled has no second stage. The saves of one job are made one after another, in the order of `saves`.
+second stage the job waits until the last call of the user's callback has returned; `ending` says how the job will end. A job
+that failed or was cancelled has no second stage. The saves of one job are made one after another, in the order of `saves`.
 
 Three events hand over a job's state: `Paused` (the controller has paused the job), `Released` (the job has stopped or done all
 of its steps) and `Lost` (the job has failed). The following holds for any order of events:

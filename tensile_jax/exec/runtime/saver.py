@@ -1,8 +1,9 @@
 """Writes the jobs' checkpoints, and fetches their last states for the user. Two threads do this, so two jobs are saved at a time.
 
-A job's `Lifecycle.saves` lists what is to be saved. One job's saves are made one after another, in the order of that list. A job
-that resumes at an earlier step leaves checkpoints of later steps behind. When it writes a checkpoint, the checkpoints of all
-later steps are removed, since the job will make them again. If saves were made out of order, one could remove a newer checkpoint.
+The record of a job's life (`lifecycle.py`) lists the saves that are to be made. They are made one after another, in this order.
+A job that resumes at an earlier step leaves checkpoints of later steps behind. When it writes a checkpoint, the checkpoints of
+all later steps are removed, since the job will make them again. If saves were made out of order, one could remove a newer
+checkpoint.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -5,10 +5,11 @@
 A cut puts each node on the source side S or on the sink side T. It costs the capacities of the edges from S to T. Of several
 minimum cuts, the one with the smallest sink side is found. That one is unique.
 
-The time of a maximum flow grows with the square of the length of a chain of nodes. So nodes that lie in a chain are *eliminated*
-first, exactly. Let a node v have an edge of capacity k from one node p, an edge of capacity m to one node q, an edge of capacity
-c from the source and an edge of capacity s to the sink. A missing edge has capacity 0. What v costs on the cheaper of its two
-sides depends on the sides of p and q only:
+The time of a maximum flow grows with the square of the length of a chain of nodes. So nodes that lie in a chain are
+*eliminated* first: other edges stand for them, with which a minimum cut puts the remaining nodes on the same sides as before.
+Let a node v have an edge of capacity k from one node p, an edge of capacity m to one node q, an edge of capacity c from the
+source and an edge of capacity s to the sink. A missing edge has capacity 0. What v costs on the cheaper of its two sides
+depends on the sides of p and q only:
 
     f(p, q) = min(a, b)
     a       = c + k [p in S]      the cost if v is in T; [x] is 1 if x holds, and 0 otherwise

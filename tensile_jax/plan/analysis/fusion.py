@@ -32,9 +32,10 @@ The planner uses these properties of tensors t and operators o:
     join        a light operator o, such as a residual sum, that brings large leaves of several inputs together: more(o) is above
                 a quarter of the bytes of its result
     reread(o)   more(o) * number of kernels that compute o (at most 4 count) if o is a join; 0 otherwise
-    statistic   the result of a reduction over rows that is combined with the reduced tensor on the way to a heavy operator in the
-                same pass, such as the maximum in a softmax. What light operators make of a statistic alone is a statistic too, if
-                it is no larger
+    statistic   the result of a reduction over rows, such as the maximum in a softmax, if light operators combine it with the
+                tensor that was reduced, and make an input of a heavy operator from both. All of this must lie in one pass, the
+                forward pass or the backward pass. What light operators make of a statistic alone is a statistic too, if it is
+                no larger than the reduction's result
     again(o)    the bytes of those results of o that XLA writes if another segment runs o again
     row(o)      the number of a join in its chain; 0 if o is no join or is in no chain. A *chain* is a sequence of joins, each of
                 which reaches the next through light operators
@@ -46,13 +47,13 @@ gives each its own kernel.
 
 On a GPU, again(o) has an exception. Two kernels may read an expensive tensor t, for example the kernel of an activation
 function and the kernel of its derivative. A segment that runs only the second kernel computes t on the fly, and does not write
-t. So the bytes of t do not count for the operator that makes t, but for the light operator whose result the first kernel
-writes.
+t. Only a segment that runs the first kernel again writes t. So the bytes of t are not part of again(o) for the operator o that
+makes t. Instead they are part of again(o) for the light operator o whose result the first kernel writes.
 
 The planner drops joins, that is, computes them again instead of keeping their results. If it dropped all joins of a chain, each
-segment would compute a long sum from its beginning. So it drops mainly joins with even numbers (`minimum_cut.py`). A chain is
-numbered 1, 2, 3, ... or 2, 3, 4, ..., so that the joins with odd numbers are those that take more operations to compute from the
-join before, such as the residual sum after the wide product of a transformer's layer.
+segment would compute a long sum from its beginning. So it drops mainly joins with even numbers (`minimum_cut.py`). The number
+of the first join of a chain is 1 or 2, whichever gives odd numbers to the joins that take more operations to compute from the
+join before them. In a transformer, such a join is the residual sum after the wide product of a layer.
 """
 
 from collections.abc import Mapping, Sequence

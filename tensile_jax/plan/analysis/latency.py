@@ -7,10 +7,11 @@
                           + exchange_us(o)
                         Operator o by itself, which computes flops(o) operations, and reads and writes nbytes(o) bytes. The
                         first two terms of `max` are a roofline: the longer of computing and of moving bytes. If all
-                        floating-point operands have 16 bits, operations take 1 / half_speedup of the time. o never takes less
-                        than least_us(o). link_us(o) is the time of the step's own copies between device and host memory, in the
-                        slower direction. exchange_us(o) is the time in which a device sends exchanged(o) bytes to other devices
-                        for o: exchanged(o) / interconnect_bytes_per_us
+                        floating-point operands have 16 bits, operations take 1 / half_speedup of the time. least_us(o) is the
+                        predicted time of a loop that runs under a plan of its own, and 0 for other operators. link_us(o) is the
+                        time of the step's own copies between device and host memory, in the slower direction. exchange_us(o) is
+                        the time in which a device sends exchanged(o) bytes to other devices for o:
+                        exchanged(o) / interconnect_bytes_per_us
     own_latencies       what the latency model of the device predicts for heavy operators, and the roofline for all others
 
 XLA runs *heavy* operators, such as matrix products, as kernels of their own. In an executable, XLA fuses *light* operators into
@@ -19,14 +20,19 @@ operators that is compiled as one executable.
 
     fused_latencies     An operator within its executable. A heavy operator or a reduction takes as long as by itself. A light
                         operator takes the time of moving twice the bytes that XLA writes for it (they are written, then read),
-                        but never longer than moving nbytes(o). If XLA writes any bytes, the operator counts as a kernel. A sum
-                        of outer products (`trace/rewrites/outer_products.py`) is fused into an update, which moves at least
-                        4 * nbytes(o) meanwhile. The sum adds the time by which its operations take longer than that.
-    rerun_latencies     An operator that a segment runs again, because the segment needs its outputs again. A heavy operator takes
-                        as long as the first time. Any other operator takes the time of moving reread(o) + 2 * again(o) bytes
-                        (`fusion.py`): what it reads in addition, and what XLA writes and then reads. A reduction whose result
-                        is stored also moves nbytes(o). No such operator takes longer than moving 4 * nbytes(o). If it moves any
-                        bytes, it counts as a kernel. A sum of outer products adds the same time as in `fused_latencies`.
+                        but never longer than moving nbytes(o). `kernel_latency` is applied to this time, or the time is zero if
+                        XLA writes nothing. A sum of outer products s (`trace/rewrites/outer_products.py`) also adds delay(s)
+    rerun_latencies     An operator that a segment runs again, because the segment needs its outputs again. A heavy operator
+                        takes as long as the first time. Any other operator takes the time of moving reread(o) + 2 * again(o)
+                        bytes (`fusion.py`): what it reads in addition, and what XLA writes and then reads. A reduction whose
+                        result is stored also moves nbytes(o). No such operator takes longer than moving 4 * nbytes(o).
+                        `kernel_latency` is applied to this time, or the time is zero if nothing is moved. A sum of outer
+                        products s adds delay(s)
+    delay(s)            XLA fuses the sum s into the kernel that updates a parameter. This kernel computes s while it moves the
+                        bytes of the update, which are at least 4 * nbytes(s). It computes at an eighth of flops_per_us.
+                        delay(s) is the time by which computing s takes longer than moving 4 * nbytes(s)
+
+fused_latencies and rerun_latencies include exchange_us(o).
 
 Difference from the paper: TENSILE (section IV-A) trains an MLP for each kind of operator and GPU. Here MLPs predict only heavy
 operators (`latency_model.py`), and only on a device that was calibrated. A light operator never runs alone, so the time that it

@@ -2,7 +2,7 @@
 
 XLA runs *heavy* operators, such as matrix products, as kernels of their own. For each heavy primitive there is an MLP of four
 layers, fitted to operators that were measured on the device (`exec/calibration/fit.py`). Its inputs describe an operator
-(`trace/cost/features.py`) and the load of the device; its output is
+(`trace/cost/features.py`) and the load of the device (the part of its time that other work takes). Its output is
 
     log(latency / roofline)        roofline = max(flops / flops_per_us, bytes / bytes_per_us, floor)
 

@@ -2,11 +2,11 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Decides by a minimum cut which tensors are kept across a boundary, and which are computed again after it.
 
-Take a boundary between two operators at which much is stored, usually between the forward and the backward pass: the *turn*. A
-tensor that is made before the turn and used after it can be kept, or *dropped* and computed again. Keeping a tensor costs its
-bytes. Computing it again costs the operators that run again. A minimum cut of a flow network finds the cheapest choice for all
-tensors at once. The nodes of the network are operators o and tensors t, u. A node on the sink side of the cut is available
-after the turn. Each edge that is cut costs its capacity:
+The *turn* is a boundary between two operators where many bytes are stored, usually the one between the forward and the backward
+pass. A tensor that is made before the turn and used after it can be kept, or *dropped* and computed again. Keeping a tensor
+costs its bytes. Computing it again costs the operators that run again. A minimum cut of a flow network finds the cheapest
+choice for all tensors at once. The nodes of the network are operators o and tensors t, u. A node on the sink side of the cut is
+available after the turn. Each edge that is cut costs its capacity:
 
     source -> o        cost(o)      operator o runs again
     u      -> o        infinite     ... which needs its input u

@@ -1,8 +1,8 @@
 """Plans several jobs that share one budget, as the runtime would plan them if the jobs came in the given order.
 
-Each job is first planned for the memory that the other jobs leave free between their iterations. What an earlier job holds then
-is known from its plan. A later job has no plan yet, so the size of its state is taken instead. A job without a plan for that
-memory is planned for the whole budget (`admission.py`).
+Each job is first planned for the memory that the other jobs leave free between their iterations. What an earlier job holds
+between its iterations is known from its plan. A later job has no plan yet, so the size of its state is taken instead. If no
+plan keeps within the free memory, the job is planned for the whole budget (`admission.py`).
 
 A job is *parked* while its whole state is on the host. All jobs fit if each of them can run an iteration while all others are
 parked, and host memory can hold what all jobs keep there. Once all jobs are planned, some of their state may be put on the host

@@ -7,11 +7,13 @@ paper's greedy algorithm works in rounds. Each round chooses one swap, until the
     MPT       the tensors that are on the device at these peaks. The largest that can be swapped is chosen, from whichever job
     SON       how many tensors of a job were chosen
     MSR       the job's maximal swapping rate. If a job's SON / (sum of all SON) exceeds its MSR, a round chooses no tensor of
-              this job for a swap within one iteration. Updated parameters may still be swapped into the next iteration
+              this job for a swap within one iteration. An updated parameter may still be copied to the host after its last
+              access in an iteration, and back during the next one
     SE        the copies of all jobs; as in the paper, no two overlap on the link, not even in different directions
 
-Line 4 of Algorithm 3 ends the search when the average MP_j of the selected tensors' jobs hardly falls any more. This module looks
-at MP instead. A round changes the MP_j of one job only, so MP falls by as many bytes as that MP_j.
+Line 4 of Algorithm 3 ends the search when the average of MP_j, over the jobs whose tensors were selected, hardly falls any
+more. This module ends the search when MP hardly falls any more. A round changes the MP_j of one job only, so MP falls by as
+many bytes as that MP_j.
 
 The recomputations are then chosen for each job alone (`policies/tensile/complete_scheduling.py`), as Algorithm 3 chooses them
 after the swaps.

@@ -1,22 +1,22 @@
 """Decides whether all running iterations can still be finished under a budget, as the banker's algorithm does.
 
-Several jobs share a device, and each job's iteration is a chain of *moves*, such as launches of executables and waits for copies
-(`memory_profile.py`). A state of the jobs is *safe* if all remaining moves can be made in some order, one at a time, without ever
-needing more than the budget.
+Several jobs share a device, and each job's iteration is a chain of *moves*, such as launches of executables and waits for
+copies (`memory_profile.py`). A state of the jobs is *safe* if all remaining moves can be made in some order, one at a time,
+without ever needing more than the budget.
 
 Other rules are stricter. The paper adds up the jobs' peaks (TENSILE section III-B, "MP = sum of MP_j"), and Dijkstra's banker's
-algorithm knows only each job's peak. Here the peak of one job may come while another job holds little. Safety is decided exactly,
-by the exchange argument of Abdel-Wahab and Kameda (1978). The *least position* of a chain is the one, of those still to come, at
-which its job holds the fewest bytes. There are two passes:
+algorithm knows only each job's peak. Here the peak of one job may come while another job holds little. Safety is decided
+exactly, by the exchange argument of Abdel-Wahab and Kameda (1978). Of the positions that a chain has not passed, its *least
+position* is the one at which its job holds the fewest bytes. There are two passes:
 
     forward     Each chain advances, under the budget, to any position at which it holds no more than now, since that harms no
                 other chain. This is repeated until every chain is at its least position. If a chain cannot get there, the state
                 is not safe.
     backward    The same in reverse time: from the end of all iterations, every chain goes back to its least position.
 
-Every order of moves can be rearranged so that at some moment all chains are at their least positions. So a state is safe exactly
-if both passes succeed. A job that can be *parked* (its state copied to the host between iterations) holds least at the end:
-`parked_bytes`, which it never falls below. The backward pass has nothing to do for such a job.
+Every order of moves can be rearranged so that at some moment all chains are at their least positions. So a state is safe
+exactly if both passes succeed. A job that can be *parked* (its state copied to the host between iterations) holds least at the
+end: `parked_bytes`, which it never falls below. The backward pass has nothing to do for such a job.
 
 Sizes in bytes.
 """

@@ -17,9 +17,9 @@ computation down. The jobs may lose at most a tenth of the time of a round in th
 would cost.
 
 As in the paper's greedy algorithm, the largest tensor of any job is chosen first. A job's tensors may be chosen while the job's
-part of all swapped bytes is at most its *maximal swapping rate*, which the user sets. In the end, a chosen tensor stays on the
-device after all if every job still has enough room then. If a job cannot get all the room that it lacks, nothing is moved for
-its sake, and jobs are parked instead.
+part of all swapped bytes is at most its *maximal swapping rate*, which the user sets. When every job has enough room, the
+chosen tensors are checked once more, the smallest first. A tensor stays on the device if every job has enough room without
+moving this tensor. If a job cannot get all the room that it lacks, nothing is moved for its sake, and jobs are parked instead.
 
 Sizes in bytes, times in microseconds. Ties go to the earlier job, then to the lower tensor id.
 """

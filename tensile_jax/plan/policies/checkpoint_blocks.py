@@ -1,29 +1,30 @@
 """Policy `checkpoint`: makes the plan that `jax.checkpoint` around every block of the model would give, on the same graph.
 
-A *block* is a part of the forward pass. The step keeps the tensors that one block makes and another one reads. All other tensors
-of a block are dropped after its forward pass, and the backward pass computes them again. This is `jax.checkpoint` with its
-default policy (`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). Users try
+A *block* is a part of the forward pass. The step keeps the tensors that one block makes and another one reads. All other
+tensors of a block are dropped after its forward pass, and the backward pass computes them again. This is `jax.checkpoint` with
+its default policy (`nothing_saveable`), after Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). Users try
 `jax.checkpoint` first when memory is short. The TENSILE paper does not compare with it.
 
     inside(b)  = the tensors made in block b that no forward operator outside of b reads, and that are no results of the step
-    dropped[t] = the place after which t, a tensor in inside(b), is dropped: the last one in b that reads t or, if none does,
-                 the one that makes t
+    dropped[t] = the place after which t, a tensor in inside(b), is dropped: the place of the last operator in b that reads t
+                 or, if none does, of the operator that makes t
 
 A *place* is the position of an operator in the order of execution. The module finds blocks by the names of operators. A name
 is a path of scopes, and the names of the backward pass begin with `backward`. The module uses the first of these rules that
 finds blocks:
 
     1. Numbered scopes with the same parent are blocks if there are scopes inside them (`ResNet/Block_0` ... `ResNet/Block_15`).
-       If such scopes are nested, the outermost ones are the blocks. Outside of blocks, tensors are kept as by policy `none`.
+       If such scopes are nested, the outermost ones are the blocks. Outside of blocks, the plan recomputes only what policy
+       `none` recomputes: cheap operators that XLA repeats in its fusions anyway.
     2. If there is one outermost scope, each of its children (`VGG/Conv_0`, `VGG/Dense_0`) begins a block. If there are several
        outermost scopes, each of them begins a block. What the parent scope does between two children belongs to the child
        before it.
     3. If names give no structure, the forward pass is cut into about sqrt(n) blocks, by its n heavy operators (matrix
        products and others that XLA does not fuse).
 
-If no name begins with `backward`, the forward pass ends where most is stored. A scope that is entered again later is another
-block. Light operators (which XLA fuses) that depend only on the step's inputs begin no block, because `operator_order.py` has
-moved them to where they are first read.
+If no name begins with `backward`, the forward pass ends where the stored tensors have the most bytes. A scope that is entered
+again later is another block. Light operators (which XLA fuses) that depend only on the step's inputs begin no block, because
+`operator_order.py` has moved them to where they are first read.
 
 Difference from `jax.checkpoint`: it computes a whole block again once, and holds all of it until the block's backward pass is
 over. Here each *segment*, a stretch of operators that is compiled as one executable, computes again only what it needs. So less

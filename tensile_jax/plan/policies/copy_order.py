@@ -5,9 +5,10 @@ it issues each copy right after the last access before the tensor leaves, and th
 
     end(t) = max(end of the copy before, end of the last access to t) + nbytes(t) / rate
 
-So a copy may end later than the algorithm planned. The tensor's *absence*, the time in which it is not on the device, then begins
-later as well: when the copy ends. Otherwise the computation would wait for the copy. If the absence would end before it begins,
-it is left out. A tensor is copied to the host for its first absence only, so the copy then belongs to the next absence.
+So a copy may end later than the algorithm planned. The tensor's *absence*, the time in which it is not on the device, begins
+when the copy ends. If the absence began earlier, the computation would wait for the copy. An absence that would end before the
+copy ends is left out. A tensor is copied to the host only once, for its first absence. If this absence is left out, the copy is
+made for the next one.
 
 The result for each absence is the *place* at which it begins, the position of an operator in the order of execution. Times are
 microseconds since the step began. They leave out recomputation, which only makes the plan slower. So when the plan reaches that

@@ -5,9 +5,10 @@ time with the limit. The policy `auto` then considers no plan that exceeds it (`
 policies choose tensors to swap as before. The largest of these are swapped, as many as the host can hold, and the others are
 not.
 
-Before a plan is built, its host memory is only estimated. The estimate can be too low, because it does not count everything that
-needs a swapped tensor (`search/condensed/condensed_step.py`). So the host memory of the built plan is computed as well. If it
-exceeds the limit, the policy decides again, under a lower limit of host memory.
+Before a plan is built, its host memory is only estimated. The estimate can be too low. For example, the search works on a
+simplified step, which does not show exactly which operators need a swapped tensor (`search/condensed/condensed_step.py`). So
+the host memory of the built plan is computed as well. If that exceeds the limit, the policy decides again, under a lower limit
+of host memory.
 
 A few swaps can need more device memory than none. So if the policy finds no plan with swaps, it plans without them. If it is
 asked for the lowest peak that it can reach, it plans in both ways, and the plan with the lower peak is taken.

@@ -5,7 +5,8 @@ This policy is the baseline that the TENSILE paper calls "vanilla", a system wit
 
     min(limit, max(0.95 * peak of the step as one executable, 1.04 * least peak of any cut))
 
-The other policies from papers start from the tensors that this policy keeps.
+The policies `tensile`, `capuchin`, `vdnn` and `checkpoint`, which come from papers, begin with the tensors that this policy
+keeps between segments. They then drop or swap some of these tensors.
 """
 
 from tensile_jax.plan.policies.segments import Decision, cut_of, least_cut

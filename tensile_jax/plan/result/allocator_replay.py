@@ -7,12 +7,14 @@ iterations:
     arguments     are allocated before the first iteration: the batch, then the state, the largest tensor first. The arrays that
                   the step captures follow. State that the plan keeps on the host between iterations is also on the device at
                   first, and then leaves.
-    launch        allocates the results of the segment, the largest first, then all its temporaries as one. Results that take over
-                  donated inputs take over their chunks. The temporaries are freed at once, then what the segment drops.
+    launch        allocates the results of the segment, the largest first, then all its temporaries as one chunk. A result that
+                  takes over the memory of a donated input gets the chunk of this input. The temporaries are freed at once, then
+                  the tensors whose memory the plan frees when the segment has ended.
     copy          A tensor that comes in gets a chunk when its copy starts. The chunk of a tensor that goes out is freed when its
                   copy has ended.
-    next begin    Results that become arguments keep their chunks. All other results are freed, since the caller has read them. Of
-                  the other arguments, the donated ones are allocated again, and the rest stay.
+    iteration     When the next iteration begins, results that become arguments keep their chunks. All other results are freed,
+                  since the caller has read them. Arguments that no result replaces are allocated again if they were donated,
+                  and keep their chunks otherwise.
 
 XLA sorts the buffers of an executable by size and puts all temporaries in one, the last (`BufferAssigner` and
 `CombineTempAllocations` in `xla/service/buffer_assignment.cc` of https://github.com/openxla/xla). On a GPU, memory is allocated

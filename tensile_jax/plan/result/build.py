@@ -1,8 +1,8 @@
 """Builds a plan from a layout: its segments and events, their sizes, and their times.
 
-A *segment* is a stretch of operators that is compiled as one executable. A *layout* says where the step is cut into segments, and
-gives each tensor its *residencies*, the intervals in which it is on the device (`layout.py`). A plan goes through the segments of
-an iteration in order:
+A *segment* is a stretch of operators that is compiled as one executable. A *layout* says where the step is cut into segments,
+and gives each tensor its *residencies*, the intervals in which it is on the device (`layout.py`). A plan goes through the
+segments of an iteration in order:
 
     boundary    A swap-out is issued right after the last segment that needs the tensor before it leaves. A swap-in is issued
                 where the tensor's next residency begins. The plan waits for the copies that the next segment needs.
@@ -10,10 +10,10 @@ an iteration in order:
     afterwards  Tensors that nothing needs any more are released.
 
 The *workspace* of a segment is the memory that the segment needs beside its inputs and results. `segment_sizes.py` computes the
-memory in use while each segment runs, and `simulate.py` when segments and events happen.
+memory in use while each segment runs. `simulate.py` computes the times at which segments run and copies begin and end.
 
-If the caller has donated a state tensor, the new value takes over the memory of the old one: the segment that makes the new value
-gets the old one donated. This is not possible if a later segment needs the old value.
+If the caller has donated a state tensor, the new value takes over the memory of the old one: the segment that makes the new
+value gets the old one donated. This is not possible if a later segment needs the old value.
 
 Sizes in bytes, times in microseconds.
 """

@@ -1,10 +1,10 @@
-"""Decodes a plan into the instructions of one iteration, in the order in which they happen, over the ids of tensors.
+"""Decodes a plan into the instructions of one iteration, in the order in which they happen. Instructions name tensors by ids.
 
     StartSwapOut    start copies to the host, or to another memory; the tensors stay on the device
     FinishSwapOut   wait until such copies have ended, and free the tensors' device memory
     StartSwapIn     start copies to the device; the tensors take device memory from now on
     FinishSwapIn    wait until such copies have ended, since the next launch reads the tensors
-    Launch          run a segment; it also computes again the tensors that the plan says
+    Launch          run a segment, with the recomputations that the plan puts into this segment
     Free            free arguments that were donated to the step
 
 A *segment* is a stretch of operators that is compiled as one executable. Boundary j lies before segment j. Boundary k comes after
@@ -15,7 +15,8 @@ If no segment reads a tensor that was copied to the device, nothing waits for th
 Other modules compute from these instructions what a plan does: bytes on the device and on the host (`memory_curve.py`), times
 (`simulate.py`), segments that are joined into larger executables (`joined.py`), the executor's instructions
 (`exec/running/instructions.py`) and the memory that each part of a job's iteration needs (`exec/actor/plan_memory.py`). The
-checker (`check.py`) does not use them. It reads the plan's events itself, so that a mistake made here does not hide in both.
+checker (`check.py`) does not use them. It reads the plan's events itself, so a mistake in this module cannot hide a bad plan
+from the checker.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,8 +13,8 @@ leaves as soon as it is made, the residency has no boundary at all (`last` is `f
 
 A segment that needs a tensor between two of its residencies computes it again for itself, from tensors that are on the device
 when the segment begins. So a tensor can be kept, swapped, computed again in each segment that needs it, or computed again once
-and kept for several segments. An iteration may treat a tensor in several of these ways, one after another. But a tensor that is
-swapped is made only once.
+and kept for several segments. An iteration may treat a tensor in several of these ways, one after another, with one exception:
+a tensor that is swapped is never computed again *and kept*, so only its first residency can be MADE.
 
 A copy to the host is issued right after the last segment of the residency that needs the tensor. The first segment that needs the
 tensor waits for its copy to the device. The host's copy stays valid, so a tensor is copied to the host only once.

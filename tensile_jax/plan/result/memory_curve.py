@@ -13,11 +13,11 @@ runs, the device holds
 
 The memory of a donated input becomes the memory of an output, so the two count once.
 
-A tensor waits in host memory, or in another memory, from the boundary at which its first copy there starts to the boundary at
-which its last copy back has ended, both included. State that an iteration leaves there stays there to the end of the iteration,
-and is there when the next one begins. For each memory,
+A tensor waits in host memory from the boundary at which its first copy to the host starts to the boundary at which its last
+copy to the device has ended, both included. State that an iteration leaves in host memory waits until the end of this
+iteration, and from the beginning of the next one. The bytes in host memory are
 
-    waiting(j) = sum of the sizes of the tensors that wait there at boundary j,  its peak = max over j of waiting(j)
+    waiting(j) = sum of the sizes of the tensors that wait at boundary j,  their peak = max over j of waiting(j)
 
 `check.py` counts the same bytes by going through the plan with sets of tensors. It shares no code with this file, and must agree
 with it.

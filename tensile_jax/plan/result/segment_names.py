@@ -4,14 +4,15 @@ A *segment* is a stretch of operators that is compiled as one executable. An ope
 step:
 
     backward    differentiation added it: its name begins with `backward`, which `trace/graph.py` writes
-    optimizer   differentiation has not added it, and it depends on a gradient, or only the new parameters and the new optimizer
-                state depend on it
-    forward     all others
+    optimizer   differentiation has not added it, only operators of the optimizer read its results, and one of two things holds:
+                the operator depends on a gradient, or it makes no results of the step but new parameters and optimizer state
+    forward     all others; also every operator of a step without a backward pass
 
 The name lists each part that makes up at least a tenth of the segment, measured in floating-point operations and bytes. If the
-segment has less than nine tenths of a part, the scopes of its operators follow, down to one level below the network:
-`ResNet/Block_3`, not `ResNet/Block_3/Conv_0`. Ranges of numbered scopes are written `Block_12..15`. If a name is too long, some
-of its scopes are left out. Segments that would share a name are numbered: `optimizer`, `optimizer (2)`.
+segment has less than nine tenths of a part, the name also lists the scopes of the part's operators in the segment, down to one
+level below the network: `ResNet/Block_3`, not `ResNet/Block_3/Conv_0`. Ranges of numbered scopes are written `Block_12..15`. If
+a name is too long, some of its scopes are left out. Segments that would share a name are numbered: `optimizer`,
+`optimizer (2)`.
 """
 
 import re

@@ -9,13 +9,14 @@ differ.
 Two choices determine such a schedule: which tensors are *dropped* (not kept, but computed again where they are needed), and the
 cuts into segments:
 
-    dropped   A minimum cut of a flow network chooses which tensors are dropped (`analysis/minimum_cut.py`). Its *price* says how
-              many bytes may be kept to save one byte of memory traffic. A tensor is dropped in all iterations if the minimum cut
-              drops it in most of them.
-    cuts      At first, every iteration is cut once, where least is stored. If this plan is above the limit or slow, the module
-              finds the cheapest cuts of the whole step under the limit (`starts/segment_boundaries.py`). It keeps the cuts
-              outside of loops. In each loop, it leaves the first and the last iteration aside, picks the iteration with the
-              most cuts among the others, and cuts every iteration at the places of these cuts.
+    dropped   A minimum cut of a flow network chooses which tensors are dropped (`analysis/minimum_cut.py`). A parameter of the
+              network, the *price*, says how many bytes may be kept to save one byte of memory traffic. A tensor is dropped in
+              all iterations if the minimum cut drops it in most of them.
+    cuts      At first, every iteration is cut once, where least is stored. If no such plan stays under the limit, or if the
+              best one takes over 5 % longer than the step as one executable, the module finds the cheapest cuts of the whole
+              step under the limit (`starts/segment_boundaries.py`). It keeps the cuts outside of loops. In each loop, it leaves
+              the first and the last iteration aside, picks the iteration with the most cuts among the others, and cuts every
+              iteration at the places of these cuts.
 
 Two prices may be combined: the first k iterations use the lower price, at which more is dropped, and the others the higher one. k
 is the smallest number found with which the plan stays under the limit. In nested loops, k counts iterations of the innermost

@@ -1,18 +1,18 @@
 """Represents a plan while it is searched: where a step is cut into segments, and when each tensor is on the device.
 
-A *segment* is a stretch of operators that is compiled as one executable. The search works on a *condensed step*, the step reduced
-to its large tensors and to *nodes*, groups of consecutive operators (`condensed/condensed_step.py`). A schedule cuts the nodes
-into segments 0 .. k - 1. Boundary j lies before segment j, and boundary k at the end of the iteration.
+A *segment* is a stretch of operators that is compiled as one executable. The search works on a *condensed step*, the step
+reduced to its large tensors and to *nodes*, groups of consecutive operators (`condensed/condensed_step.py`). A schedule cuts
+the nodes into segments 0 .. k - 1. Boundary j lies before segment j, and boundary k at the end of the iteration.
 
-The search decides when each *significant* tensor is on the device: a large tensor that XLA writes to memory, or that is expensive
-to compute again. Its *residencies* are the intervals in which it is on the device (`result/layout.py`). A residency begins when
-the iteration begins, when a segment makes the tensor (for the first time or again), or when the copy to the device is issued. It
-ends after the last segment that needs the tensor, or later, when the tensor's copy to the host has ended. A segment that needs
-the tensor outside its residencies computes it again, for itself alone (`cost/segment_account.py`).
+The search decides when each *significant* tensor is on the device: a large tensor that XLA writes to memory, or that is
+expensive to compute again. Its *residencies* are the intervals in which it is on the device (`result/layout.py`). A residency
+begins when the iteration begins, when a segment makes the tensor (for the first time or again), or when the copy to the device
+is issued. It ends after the last segment that needs the tensor, or later, when the tensor's copy to the host has ended. A
+segment that needs the tensor outside its residencies computes it again, for itself alone (`cost/segment_account.py`).
 
 A change has two steps. `set_residencies` replaces the residencies of one tensor, and returns the segments that this affects.
-`settle` computes the time and memory of these segments again, and ends residencies earlier if the segments no longer need their
-tensors. Since that affects further segments, `settle` repeats both until nothing changes.
+`settle` computes the time and memory of these segments again, and ends a residency earlier if its last segments no longer need
+the tensor. Since that affects further segments, `settle` repeats both until nothing changes.
 
 The time of the step, with its copies, is simulated when it is first asked for (`cost/timing.py`).
 

@@ -6,9 +6,9 @@ tensor is on the device (`schedule.py`). The fastest schedule is found in five s
     start     A minimum cut decides which tensors are kept, at each of several prices: the bytes that may be kept to save one byte
               of memory traffic (`analysis/minimum_cut.py`). Dynamic programming then cuts the step into segments
               (`starts/segment_boundaries.py`).
-    repair    Moves lower the peak of each schedule until it is under the limit (`moves/local_search.py`).
-    descend   If no repair succeeds, or the result is slow, the search begins under a higher limit, and repairs that schedule
-              under lower and lower limits.
+    repair    Moves lower the peak of each schedule until the peak is under the limit (`moves/local_search.py`).
+    descend   If no repair succeeds, or the result is slow, the search finds a schedule under a higher limit, and repairs this
+              schedule under lower and lower limits.
     improve   Local search makes the fastest schedules faster.
     perturb   The fastest schedule is repaired under a lower limit and improved again, as long as that makes it faster (iterated
               local search: Lourenço, Martin and Stützle, 2003).

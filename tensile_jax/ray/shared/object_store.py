@@ -1,8 +1,8 @@
 """Keeps the checkpoints of a cluster's jobs under a URL that fsspec can open, such as gs://bucket/runs or hdfs://host/runs.
 
     URL/JOB@ATTEMPT/tensile.json    says that the attempt has begun
-    URL/JOB@ATTEMPT/STEP/           a checkpoint, with the files that it has in a folder (`exec/checkpoint/format.py`)
-    URL/tensile-cluster.json        how many jobs shared a device when the jobs were first submitted (`placement.py`)
+    URL/JOB@ATTEMPT/STEP/           a checkpoint: the same files as in a local folder (`exec/checkpoint/format.py`)
+    URL/tensile-cluster.json        for each job, its `neighbours` when it was first submitted (`placement.py`)
 
 An object store (gs://, s3://) cannot rename a folder in one step, and has no locks. So a job saves into a folder of its node.
 When a checkpoint is complete there, it is copied to the URL (`publish`). Its manifest, the list of its files, is copied last: a

@@ -1,1 +1,1 @@
-"""Estimates what an equation costs: how XLA fuses it, its operations, its memory traffic, and the memory that it needs inside."""
+"""Estimates what an equation costs: its fusion by XLA, operations, memory traffic, and memory beside inputs and outputs."""

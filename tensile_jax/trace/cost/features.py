@@ -3,7 +3,7 @@
 Heavy equations are matrix products, convolutions and others that XLA does not fuse into their neighbours. The numbers describe
 the work (operations, bytes, bytes of the results), the shapes (such as the batch, rows, columns and inner size of a product, or
 the window and channels of a convolution), the size of one element in bytes, and the layout of the operands. Sizes are given as
-logarithms. All equations of one primitive have equally many numbers, in the same order whatever their layout.
+logarithms. All equations of one primitive have equally many numbers, in the same order whatever the layout of the operands.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Estimates the bytes that an equation reads, writes and copies.
 
-bytes_touched     bytes of inputs and outputs, each tensor once, and twice the bytes of the copies around a `ragged_dot`
+bytes_touched     bytes of inputs and outputs, each tensor once. For a `ragged_dot`, also twice the bytes of the copies of
+                  operands that XLA makes for it, since each copy is written and then read (`ragged_products.py`)
 copied_bytes      bytes that the equation copies between device memory and host memory
 relaid_operands   operands of a `dot_general` that XLA copies, on CPUs and on GPUs, to put their dimensions in another order
 relayout_bytes    bytes that only XLA:CPU copies around the equation, to give operands and results another layout or dtype

@@ -3,11 +3,12 @@
 A sharding divides dimensions of an array among the devices along the axes of a mesh. Here each mesh axis is considered alone. A
 product needs an exchange in three cases:
 
-    - The axis divides a dimension that both operands have and the result does not (the one that is summed over). Then every
-      device computes a part of the sum, and all parts are added (all-reduce).
+    - The axis divides a dimension that is summed over (both operands have it, and the result does not), in both operands. Then
+      every device computes a part of the sum, and all parts are added (all-reduce).
     - The same holds, and the axis also divides a dimension of the result, as in the gradient of a weight under FSDP. Then each
       device adds only the parts of its own shard (reduce-scatter).
-    - The axis divides a dimension of one operand, but not that dimension of the result. Then the operand is collected first
+    - Neither holds, and the axis divides a dimension of an operand along which it does not divide the result: the result has
+      this dimension undivided, or does not have it because it is summed over. Then this operand is collected first
       (all-gather), as FSDP does with weights.
 
 For n devices along the axis and m bytes on each device after the exchange, a device sends this many bytes:
@@ -26,10 +27,11 @@ sharding constraint that gathers its operand is an all-gather. No exchange is co
 XLA may choose other exchanges, so these figures serve to compare plans, and are not a measurement. A gathered operand also lies
 in device memory while the equation runs (`gathered`).
 
-The operations of a product are counted from the shapes of two shards, that of the left operand and that of the result. In two
-cases, a device does n times as many operations (`work`). Before a reduce-scatter, the device computes its part of the sum for
-the whole result, not only for its own shard. If the left operand is gathered along the dimension that is summed over, the sum
-has n times as many terms as the shard. Sizes are in bytes per device.
+A product takes 2 * (numbers in the result) * (terms of each sum) operations. They are counted from the shapes of two shards:
+the result's shard gives the numbers, and the left operand's shard gives the terms. In two cases, a device does n times as many
+operations as these shapes say (`work`). Before a reduce-scatter, the device computes its part of the sum for the whole result,
+not only for its own shard. If the left operand is gathered along the dimension that is summed over, each sum has n times as
+many terms as the left operand's shard says. Sizes are in bytes per device.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,8 @@
 
 The graph of such a step has the shapes of one device's shards, so sizes, floating-point operations and memory traffic are those
 of one device. The planner plans for one device, and all devices run the same plan. `Operator.exchanged` is the number of bytes
-that the devices exchange for an operator (`collectives.py`). Names, roles and connections are those of the step as its user wrote
-it.
+that the devices exchange for an operator (`collectives.py`). The names of operators and tensors, the
+roles of tensors (parameter, activation and so on), and what each operator reads are those of the step as its user wrote it.
 """
 
 import hashlib

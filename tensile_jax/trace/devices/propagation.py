@@ -1,12 +1,12 @@
 """Finds how every value of a step is divided among the devices of a mesh, without compiling the step.
 
 A step whose arguments are sharded is one program for all devices. XLA's *propagation* (Shardy) derives the shardings of all
-values from those of the arguments and from the constraints in the step. This module runs the same propagation on a function that
-computes the flat program and returns every value. Later, each *segment* of the step, a stretch of operators that is compiled as
-one executable, is compiled for exactly these shardings.
+values from those of the arguments and from the constraints in the step. This module runs the same propagation on a function
+that computes the step's flat program (one list of equations, without calls) and returns every value. Later, each *segment* of
+the step, a stretch of operators that is compiled as one executable, is compiled for exactly these shardings.
 
-Any sharding would give right results. These are the shardings of plain `jax.jit`, so no value moves between devices that plain
-`jax.jit` would leave where it is (except in loops, which XLA changes before its own propagation).
+Any sharding would give right results. These are the shardings of plain `jax.jit`, so a value moves between devices only if it
+does so under plain `jax.jit` (except in loops, which XLA changes before its own propagation).
 
 Two kinds of results of the propagation cannot be expressed by a `NamedSharding`, and differ here. If the propagation divides a
 dimension by a part of a mesh axis, the dimension is not divided by that axis here. If it divides a dimension into parts of

@@ -19,12 +19,12 @@ loops that work on mutable references. For some of the scans that stay whole, th
 A scan that is not opened can be *split* into shorter scans, mostly 8 to 16. A plan can then drop the stacks of some shorter
 scans, and run those scans again before the backward pass needs the stacks, as if each scan were inside of `jax.checkpoint`.
 This suits time steps of recurrent networks, solvers of differential equations, and very many layers. A scan is split if each
-shorter scan has at least two iterations, and if the stacks are large: at least 1 MiB, and at least four times the bytes of the
-values that each shorter scan carries to the next, added up over all of them. Each shorter scan must be compiled, so a scan with
-a long body is split into fewer than 16. The number is about 20,000 / (equations of the body), but at least 8 and at most 16.
-The loop of the backward pass is split at the same places (`treatments.py`), even if the rules above would open it. Splitting is
-a rewrite of the step (`rewrites/split_loops.py`): whether a plan uses it depends on the budget. With `open_loops` True or
-False, no scan is split.
+shorter scan has at least two iterations, and if the stacks are large: at least 1 MiB, and at least 4 * (number of shorter
+scans) * (bytes of the values that one scan carries to the next). Each shorter scan must be compiled, so a scan with a long body
+is split into fewer than 16. The number is about 20,000 / (equations of the body), but at least 8 and at most 16. The loop of
+the backward pass is split at the same places (`treatments.py`), even if the rules above would open it. Splitting is a rewrite
+of the step (`rewrites/split_loops.py`): whether a plan uses it depends on the budget. With `open_loops` True or False, no scan
+is split.
 
 A conditional that stays whole is one operator, too. All its operands and results are on the device at once, and XLA copies what
 the conditional updates. That takes much memory if most of the state goes through one conditional, as with
@@ -32,7 +32,8 @@ the conditional updates. That takes much memory if most of the state goes throug
 opened if all of these hold:
 
     - Its branches have no effects and no heavy operators, so XLA fuses most of them with what is around them.
-    - They read at most four times as many bytes as they give, so computing them needlessly costs little more than copying.
+    - The operands of the conditional have at most four times the bytes of its results. So computing branches needlessly costs
+      little more than copying.
     - All branches together compute at most twice as much as the branch that computes most.
 """
 

@@ -2,7 +2,8 @@
 
 A *treatment* says whether a loop or a conditional is kept whole (as one operator), opened (replaced by its iterations or
 branches) or split into shorter loops (`reading/treatment.py`). Rules choose it, mostly by the size of the loop (`rules.py`). What
-is possible for a loop also depends on what is around it, so this module walks over the nested jaxpr and asks the rules there:
+is possible for a loop also depends on what is around it. So this module walks over the nested jaxpr and asks the rules about
+each loop and conditional that it meets:
 
     call, opened loop   the walk goes on inside
     whole, split loop   nothing inside is treated, since the loop stays one operator or becomes several

@@ -12,8 +12,9 @@ an immediate value) that the reference holds. Reading the whole reference gives 
 `Discharged` makes references inside one equation, runs the primitive on them, and reads the references afterwards. So an indexed
 access, or a loop that accumulates into a reference, is one ordinary operator without effects, which may be recomputed.
 
-A reference from outside the step (an argument, or a reference that the function captures) is refused. What the step writes to it
-must be there when the step ends, all at one time. A step that runs as several executables cannot do that.
+A reference from outside the step (an argument, or a reference that the function captures) is refused. Under plain `jax.jit`,
+the step is one executable, so all that the step writes to such a reference changes at once. A step that runs as several
+executables would write one part after another.
 """
 
 from collections.abc import Sequence

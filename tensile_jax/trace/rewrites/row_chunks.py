@@ -11,11 +11,13 @@ before, right: after):
     dx, dW = dlogits @ W^T, x^T @ dlogits              dx_c = dlogits_c @ W^T,  dW = dW + x[c]^T @ dlogits_c
                                   loss, dx = concatenated
 
-The part that is rewritten is called the *region*. It begins with a product (or convolution) that has one of the three largest
-results. It has every equation that large tensors connect to this product, and all *light* equations (which XLA fuses) between
-these. A tensor is large here if it has at least a quarter as many numbers as the result, or half as many if a quarter gives no
-region that can be rewritten. Each equation of the region must treat rows independently, or add over rows (`row_rules.py`). A sum
-over rows becomes a sum of the chunks' sums, so results agree to rounding.
+The part that is rewritten is called the *region*. It grows from a product (or convolution) that has one of the three largest
+results. If an equation of the region makes or reads a large tensor, all equations that make or read this tensor belong to the
+region. The region also has all *light* equations (which XLA fuses) on paths of light equations from one of its equations to
+another. A tensor is large here if an equation makes it, and if it has at least a quarter as many numbers as the product's
+result (or half as many, if a quarter gives no region that can be rewritten). Each equation of the region must treat rows
+independently, or add over rows (`row_rules.py`). A sum over rows becomes a sum of the chunks' sums, so results agree to
+rounding.
 
 Between the forward and the backward pass of a convolution, the rest of the network runs. So the region of a convolution has
 several *stretches*, each of which goes through all chunks. A later stretch takes the values of an earlier one chunk by chunk, and
@@ -24,9 +26,9 @@ a plan can keep or recompute each chunk.
                                                        for each chunk c:    h_c = f(x[c]),  y_c = g(h_c)
     y = concatenated,  dy = the rest of the network    for each chunk c:    dW = dW + (what h_c and dy[c] give)
 
-Rows are the positions along one axis. For a product, that is the axis of the result that comes from the left operand's first free
-axis. For a convolution, it is the batch. Dividing tensors where a schedule needs it is the idea of Nie et al., "TSPLIT:
-Fine-grained GPU Memory Management for Efficient DNN Training via Tensor Splitting" (ICDE 2022).
+Rows are the positions along one axis. For a product, this axis is the first one of both the left operand and the result. For a
+convolution, it is the batch axis. Dividing tensors where a schedule needs it is the idea of Nie et al., "TSPLIT: Fine-grained
+GPU Memory Management for Efficient DNN Training via Tensor Splitting" (ICDE 2022).
 """
 
 import math

@@ -2,8 +2,10 @@
 
 A long loop is one operator, and everything that its iterations keep for the backward pass is on the device at once. Each shorter
 loop is an operator of its own. So a plan can drop the values that a shorter loop keeps, and run that loop again before the
-backward pass needs them. This rewrite also turns large products that sum few terms into equations that XLA fuses
-(`outer_products.py`).
+backward pass needs them.
+
+This rewrite also turns some matrix products into equations that XLA fuses: those with a large result, each number of which is a
+sum of few terms (`outer_products.py`).
 """
 
 from tensile_jax.trace.loops.rules import treatments_of

@@ -1,17 +1,18 @@
 """Simulates Capuchin's first iteration, which copies tensors to the host only when an allocation fails.
 
 Capuchin (Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS 2020, section 4.2) knows nothing
-about a step before it has run once. It runs the first iteration in *passive mode*: when an allocation fails, it copies tensors to
-the host, the least recently accessed ones first, until there is room. When an operator accesses an evicted tensor, the tensor is
-copied back. Computation waits for both copies. The TENSILE paper compares its own first iteration with this one. The time of the
-iteration is
+about a step before it has run once. It runs the first iteration in *passive mode*: when an allocation fails, it copies tensors
+to the host, the least recently accessed ones first, until there is room. When an operator accesses an evicted tensor, the
+tensor is copied back. Computation waits for both copies. The TENSILE paper compares its own first iteration with this one. The
+time of the iteration is
 
     step_us = sum of latencies + (bytes out) / device_to_host_bytes_per_us + (bytes in) / host_to_device_bytes_per_us
 
-A *kernel* here is one heavy operator, such as a matrix product, with the light ones that XLA fuses with it. A kernel begins where
-a plan may cut the step (`StepModel.boundaries`). If there are several such places between two heavy operators, the choice with
-the least peak is taken. A kernel accesses the tensors that it reads from memory and those that it leaves there. As in Capuchin,
-the times of accesses do not include the copies, so they also hold for later iterations.
+A *kernel* here is one heavy operator, such as a matrix product, with the light ones that XLA fuses with it. A kernel begins
+where a plan may cut the step (`StepModel.boundaries`). If there are several such places between two heavy operators, kernels
+begin at the last one, at the first one, or at all of them, whichever has the least peak. A kernel accesses the tensors that it
+reads from memory and the results that it writes to memory. As in Capuchin, the times of accesses do not include the copies, so
+the times also hold for later iterations.
 
 Differences from the paper:
 

@@ -23,9 +23,9 @@ executable. A segment may need more memory than each of its kernels. If no cut k
 leaves the device when its copy to the host ends, and nothing waits for that. If no cut keeps the limit in this way, each tensor
 leaves before the first kernel that exceeds the target, which then waits for the copy, as in Capuchin when an allocation fails.
 
-If the whole step fits the limit, it runs as one executable. State is on the device when the iteration begins and ends, even with
-`state_memory="any"`. Ties go to the larger tensor, then to the lower id, then to the earlier access. If a swap and a
-recomputation cost the same, the policy swaps.
+If the whole step fits the limit, it runs as one executable. State is on the device when the iteration begins and ends, even if
+the user allows it to be in host memory then (`state_memory="any"`). Ties go to the larger tensor, then to the lower id, then to
+the earlier access. If a swap and a recomputation cost the same, the policy swaps.
 
 Differences from the paper:
 

@@ -1,4 +1,4 @@
-"""Finds the memory peak: how much device memory is used at most, when, by which tensors, and which access came before.
+"""Finds the memory peak: how much device memory is used at most, when, by which tensors, and after which access.
 
 TENSILE section IV-B. The *footprint* is the device memory in use at a time. The module finds the same peak as Algorithm 1, but
 faster: after each swap or recomputation that Algorithm 3 adds, it finds the new peak without going over the whole time axis

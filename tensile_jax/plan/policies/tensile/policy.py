@@ -1,4 +1,7 @@
-"""Policy `tensile`: plans with the paper's own algorithms, between the places where a plan may be cut.
+"""Policy `tensile`: plans a step with the algorithms of the paper TENSILE (Zhang et al.).
+
+What these algorithms take for one operator is here all operators between two neighbouring *possible boundaries*. These are the
+places at which the step may be cut (`search/condensed/possible_boundaries.py`). The files are:
 
     analysis/access.py         the tensor access sequence (section IV-A)
     footprint.py               Algorithm 1, GPU memory peak analysis, kept up to date while events are added
@@ -20,9 +23,8 @@ memory as it can.
 Differences from the paper:
 
     - Latencies come from a device profile; the paper predicts them with an MLP.
-    - What counts as an operator is a stretch of the jaxpr between two places where the step may be cut; in the paper it is an
-      operator of a framework.
-    - The paper runs these operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
+    - In the paper, an operator is one of a deep learning framework. Here it is all that lies between two possible boundaries.
+    - The paper runs its operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
       (`event_boundaries.py`). Other boundaries are added only where the limit requires them.
     - Algorithm 2 says when a copy to the host begins. Here it begins right after the last access, or when the copy that was
       issued before it has ended (`copy_order.py`).

@@ -13,8 +13,9 @@ order of execution. Segment k covers the places `[boundaries[k], boundaries[k + 
 
 An absence that contains no boundary saves nothing and is left out.
 
-A recomputed tensor is *dropped* (no longer stored) after the access that releases it. The tensors that its recomputation makes
-on the way are also dropped, each after its last need, if that comes before the last need of the recomputed tensor.
+A recomputed tensor is *dropped* (no longer stored) after the access that releases it. Its recomputation may run several
+operators. The other tensors that these operators make are dropped too, each after the last place that needs it, unless they are
+needed as long as the recomputed tensor.
 
 The result differs from the schedule in one point: the schedule keeps a tensor once it was recomputed, but `retention.py`
 computes a dropped tensor again for *every* later segment that needs it. That takes more time and mostly less memory.

@@ -16,8 +16,8 @@ released, not copied out again.
 
 Some printed lines of Algorithm 2 are ambiguous. The module reads them as follows (line numbers on the left):
 
-    14     The swap-in also fails if no TUA follows the swap-out, and line 18 withdraws the swap-out. It would save nothing: a
-           tensor that nothing needs any more is released anyway, and a result must be on the device in the end.
+    14     The swap-in also fails if no TUA follows the swap-out, and line 18 withdraws the swap-out. Such a swap-out would
+           save nothing: a tensor that nothing needs any more is released anyway, and a result must be on the device in the end.
     19     The line says `latest_time`; the text says "we will update the Swap-Out Event's *earliest* start time". The module
            follows the text, since with the line as printed every try would be the same. `latest_time` is always the time of the
            peak, and the whole copy must end by then.
@@ -26,10 +26,10 @@ Some printed lines of Algorithm 2 are ambiguous. The module reads them as follow
     25     "Has not been swapped out": neither in an earlier call nor earlier in the loop.
     26     This line applies only with the option `across_iterations`: an updated parameter may then be on the host when the
            iteration ends. Without the option, an updated parameter is a tensor like any other. The updated parameter of this
-           iteration is the old parameter of the *next* one, whose first use is in that iteration. To save memory at a peak
-           before that use, the updated parameter is swapped out after its last access in this iteration, and swapped in during
-           the next one. Neither copy crosses the end of the iteration, because "the Executor pauses to wait for the unfinished
-           swap events" there.
+           iteration is the old parameter of the next one. To save memory at a peak before the first use of old parameters, the
+           updated parameter is swapped out after its last access in this iteration, and swapped in during the next one.
+           Neither copy crosses the end of the iteration, because there "the Executor pauses to wait for the unfinished swap
+           events".
     28     SON is the number of a job's swapped tensors. MSR, the maximal swapping rate, is an upper bound that the user sets
            for each job. The paper defines the rate as "the rate of tensors swapped in a job to tensors swapped in the whole
            system". So the condition is read as SON(job) / sum of SON <= MSR(job).
@@ -41,8 +41,8 @@ because the link only gets fuller.
 Several jobs share one link, and the rate of line 28 compares them. Each job has its own `SwapScheduling`, and all have the same
 `SharedLink`. `multi_job/joint_swaps.py` chooses the largest tensor among those of all jobs.
 
-Difference from the paper: `duplex` gives each direction of the link a channel of its own, as PCIe has them; the paper has one.
-The policy `tensile` uses one channel, like the paper.
+Difference from the paper: the paper's link has one channel. With the option `duplex` of `SharedLink`, each direction of the
+link has a channel of its own, as with PCIe. The policy `tensile` uses one channel, like the paper.
 
 Times in microseconds since the iteration began, sizes in bytes.
 """

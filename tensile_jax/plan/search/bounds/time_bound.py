@@ -51,16 +51,20 @@ the device. If the state may be on the host across the iteration boundary, a par
 and the same part of its update is copied there by the end. A copy that is issued after the last segment takes nothing from
 computation, so it adds nothing to the delay.
 
-Why this is a lower bound: every plan that `simulate.py` can simulate gives a solution of these constraints. In it, there(t, k) is
-1 if t occupies memory while the segment with q(k) runs, and a copy under way counts by the part that has been transferred. What a
-segment computes again counts as computed in the interval in which it is first read. The bound shares three assumptions with the
+Why this is a lower bound: every plan that `simulate.py` can simulate gives a solution of these constraints. In it, there(t, k)
+is 1 if t occupies memory while the segment with q(k) runs. If t is being copied when the operator at q(k) begins, only the part
+that has been transferred by then counts: in host(t, k) for a copy out, and in there(t, k) for a copy in. What a segment
+computes again counts as computed in the interval in which it is first read. The bound shares three assumptions with the
 planner: operators run in the order of the graph; what a heavy operator reads or makes is in memory while it runs; and what a
 segment makes and needs later stays in memory until then.
 
-XLA does not write the results of most light operators: they are computed where they are read, at no cost. So if a tensor t costs
-nothing to compute from one other tensor that is no larger than t, the linear program has only the other tensor. A *join* is a
-light operator that adds large tensors, such as a residual sum. It costs nothing if one segment runs both the join and the readers
-of its result, and something otherwise. So a join is paid for, once, only if such a segment would need more than the budget.
+XLA does not write the results of most light operators: they are computed where they are read, at no cost. So if a tensor t
+costs nothing to compute from one other tensor that is no larger than t, the linear program has only the other tensor. A *join*
+is a light operator that adds large tensors, such as a residual sum. Computing it again costs nothing if one segment runs both
+the join and the next reader of its result, and something otherwise. So rerun_us(o) of a join o is left out of work(k). It
+counts only in an interval k for which a segment from the join to the first reader after q(k) would need more than the budget.
+For all these intervals together, it counts once: the right side of at(K + 1) >= launch + work(K + 1) + delay(K + 1) has one
+more term, the largest of their again(o, k) and later(o, k), times rerun_us(o).
 
 A copy can hide only beside a segment, and each segment has a launch. A copy that must end at the boundary at which it is issued
 is *exposed*: nothing is computed meanwhile. If a tensor is away and neither of its copies is exposed, the plan has at least
@@ -73,9 +77,9 @@ The bound is the least of the three values of T, each with the launches that are
     four                      only tensors that are neither inputs nor results expose a copy; three launches are added
     five or more              no tensor exposes a copy; four launches are added
 
-If t exposes a copy, a term is added to launch + work(K + 1) + delay(K + 1): the largest in(t, k) over all k, times half of the
-time of the shorter one of its two copies. Only half counts, because two exposed copies in opposite directions may overlap at
-the end of the iteration.
+If t exposes a copy, the right side of this constraint on at(K + 1) has a further term: the largest in(t, k) over all k, times
+half of the time of the shorter one of the two copies of t. Only half counts, because two exposed copies in opposite directions
+may overlap at the end of the iteration.
 
 Only some places are considered, which keeps the program small (cutting planes): first those at which most is stored. The solution
 says what is in memory at all other heavy operators. The places above the budget are added, and the program is solved again, until

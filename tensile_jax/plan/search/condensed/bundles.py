@@ -6,9 +6,10 @@ condensed once more, since the search would otherwise take too long. The operato
 (executable) may begin form a *stretch*, which becomes one node.
 
 A *minimum cut* is the cheapest choice of the tensors to drop (not to keep, but to compute again). There is one for each of
-several prices. A price says how many more bytes may be kept to save one byte of memory traffic (`analysis/minimum_cut.py`).
-Significant tensors form one *bundle* if they are made in the same stretch, are first and last needed in the same other
-stretches, and are dropped by the same minimum cuts. All members of a bundle are on the device at the same times.
+several prices. A price says how many more bytes the cut may keep in device memory in order to save one byte of memory traffic
+(`analysis/minimum_cut.py`). Significant tensors form one *bundle* if they agree in four things: the stretch that makes them,
+the first and the last of the other stretches that need them, the minimum cuts that drop them, and some flags, such as whether
+they may be swapped. All members of a bundle are on the device at the same times.
 
 A tensor that is needed only in the stretch that makes it is in no bundle. Its bytes count as memory that the node needs while
 it runs. If XLA computes a tensor u from t on the fly, t is also needed where u is read. For example, if u is a sum, all of its

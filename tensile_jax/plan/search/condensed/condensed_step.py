@@ -3,7 +3,7 @@
 A step has thousands of equations, most of them cheap and on small tensors. The search (`moves/local_search.py`) works on a
 *condensed* step, in which a plan is evaluated much faster. A *segment* is a stretch of operators that is compiled as one
 executable; boundaries lie between segments. A tensor is *large* if it has at least a 4,000th of the most bytes that are live at
-once. This threshold is lower if all tensors below it would otherwise have more than 30 % of those bytes together. Every tensor
+once. If the tensors below this threshold together have more than 30 % of that maximum, the threshold is lowered. Every tensor
 of the step belongs to one of four classes:
 
     owned         an input that belongs to the caller, or a constant: always on the device
@@ -13,10 +13,10 @@ of the step belongs to one of four classes:
                   is not kept between segments. Each segment that needs it computes it again
     small         any other tensor: it is kept from where it is made to where it is needed last
 
-A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A segment
-consists of the nodes between two boundaries. A node counts as reading significant tensors only: instead of a derived tensor, it
-reads the significant tensors from which the derived tensor is computed. A *recipe* says how to compute significant tensors again,
-by running the operator that makes them once more.
+A *node* is a series of consecutive operators that ends where a significant tensor is made or where a boundary may lie. A
+segment consists of the nodes between two boundaries. A node counts as reading significant tensors only: instead of a derived
+tensor, it reads the significant tensors from which the derived tensor is computed. A *recipe* says how to compute significant
+tensors again: the operator that makes them runs once more.
 
 Computing a derived tensor again mostly takes no time, because XLA fuses it into the operators that read it. It takes time
 mainly if a heavy operator (one that XLA runs as a kernel of its own) reads the tensor, because XLA must then write the tensor

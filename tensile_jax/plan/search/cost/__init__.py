@@ -1,1 +1,1 @@
-"""Computes the time and memory of segments (executables), and of whole schedules: plans while they are searched."""
+"""Computes the time and memory of segments (executables), and of schedules, the plans that the search is working on."""

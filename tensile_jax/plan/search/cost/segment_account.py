@@ -7,18 +7,19 @@ well. If a node reads a tensor that is missing, the tensor's *recipe*, the opera
 Missing inputs of a recipe, and wanted tensors that are still missing at the end, are computed again in the same way.
 
 The nodes and recipes that run are the *parts* of the segment. Two numbers bound the memory that XLA needs beside the inputs and
-the results of the segment, if it runs the parts in a given order:
+the results of the segment, if XLA runs the parts in a given order:
 
     alone(order)   = max over parts q of (bytes of temporaries live at q + extra bytes of q)
-    shared(order)  = max over parts q of (bytes of temporaries live at q + bytes of results made up to and including q
+    shared(order)  = max over parts q of (bytes of temporaries live at q + bytes of the results of q and of earlier parts
                                           + extra bytes of q) - bytes of all results, and no less than 0
 
 A *temporary* is a tensor that the segment makes, that XLA writes to memory, and that is not wanted. A *result* is a wanted
-tensor that does not take over the memory of the state that it replaces. The *extra bytes* of a part are buffers that only this
-part needs, such as copies of operands in another layout. XLA holds the inputs until the segment ends, and the buffers of
-results from the start of the segment. In `alone`, temporaries have buffers of their own. In `shared`, they use the buffers of
-results that are not made yet. An operator whose result XLA does not write runs where the result is read, so its inputs live
-until then.
+tensor that needs memory of its own. (The other wanted tensors are new state, which is written into the memory of the old
+state.) The *extra bytes* of a part are buffers that only this part needs, such as copies of operands in another layout. XLA
+holds the inputs until the segment ends, and the buffers of results from the start of the segment. In `alone`, temporaries have
+buffers of their own. In `shared`, they use the buffers of results that are not made yet. If XLA does not write the result of an
+operator, it runs the operator inside of the parts that read the result. The inputs of the operator then live until the last of
+these parts.
 
 XLA chooses the order itself. In the order `late`, what is computed again runs right before it is first read; in the order
 `early`, it runs at the beginning of the segment. What XLA needs lies between shared(late) and alone(early) (`workspace.py`).

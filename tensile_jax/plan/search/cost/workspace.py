@@ -1,19 +1,20 @@
 """Predicts the workspace of a segment, and remembers what XLA has reported for the segments that were compiled.
 
 A *segment* is a stretch of operators that is compiled as one executable. Its *workspace* is the memory that it needs beside its
-inputs and results. The workspace depends on the order of operators, which XLA chooses. `segment_account.py` computes it for two
-extreme orders: operators that run again do so as late as possible (`late`), or first of all (`early`). A linear function of these
-two values, with the weights of the device profile, predicts the workspace:
+inputs and results. The workspace depends on the order of operators, which XLA chooses. `segment_account.py` computes two
+values, for two extreme orders: operators that are computed again run as late as possible (`late`), or at the beginning of the
+segment (`early`). A linear function of the two values, with the weights of the device profile, predicts the workspace:
 
     predicted = late_weight * late + early_weight * early
     workspace = measured                                                        if the same segment was compiled
               = predicted * ratio + results * copied + margin                   otherwise
 
-`ratio` and `copied` correct a prediction by what XLA has reported for compiled segments that share operators with this segment
-(`correction`). For one compiled segment, `ratio` is the reported workspace divided by the predicted one, but at most 4. If the
-workspace is even larger, the excess is put down to copies, which XLA makes of results that were expected to take over the
-memory of inputs. `copied` is the excess divided by the size of the compiled segment's results. In the formula, `results` is the
-size of this segment's results. `margin` begins at zero, and grows each time compiling shows that a plan does not fit.
+`ratio` and `copied` correct a prediction by what XLA has reported for compiled segments that share operators with this segment.
+From each compiled segment, the module computes a ratio: the reported workspace divided by the predicted one, but at most 4. If
+the reported workspace is more than 4 times the predicted one, the module assumes that XLA has copied results that were expected
+to take over the memory of inputs. Then `copied` is the part above 4 times, divided by the size of the compiled segment's
+results. `correction` combines the values of several compiled segments. In the formula, `results` is the size of this segment's
+results. `margin` begins at zero, and grows each time compiling shows that a plan does not fit.
 
 Two segments are the same if they run the same operators, compute the same tensors again and leave the same results. Sizes in
 bytes.

@@ -1,1 +1,1 @@
-"""Changes a schedule (a plan while it is searched) by one move at a time, to make it fit under a limit and then faster."""
+"""Changes a schedule, the plan that the search is working on, move by move: first to fit under a limit, then to be faster."""

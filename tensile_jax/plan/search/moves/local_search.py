@@ -1,10 +1,11 @@
 """Makes a schedule fit under a limit, and then faster, one move at a time (`residency_moves.py`, `boundary_moves.py`).
 
-A *schedule* is a plan while it is searched: where the step is cut into *segments*, each compiled as one executable, and when each
-tensor is on the device.
+A *schedule* is a plan that the search is working on: where the step is cut into *segments*, each compiled as one executable,
+and when each tensor is on the device.
 
     repair    While segments exceed the memory limit, makes the move that adds the least time for each byte by which it lowers the
-              excess. A repair begins with higher limits, so that the highest peaks are lowered first.
+              excess. A repair first works under a higher limit, and lowers this limit step by step. So the highest peaks are
+              lowered first.
     improve   Makes every change that saves time and stays under the limit: keeps tensors, merges segments, shifts copies. Then
               tries changes that exceed the limit, those that save most time for each byte first, and repairs the schedule after
               each. It keeps a change if the repaired schedule is faster than before. A round ends after several failures in a

@@ -1,8 +1,9 @@
 """Changes when a tensor is on the device. Each move makes a new schedule, or gives None if that schedule could not run.
 
 A *schedule* is a plan while it is searched (`schedule.py`), and a *segment* is a stretch of operators that is compiled as one
-executable. A segment *needs* a tensor if its operators read it. A *gap* is a time in which no segment needs a tensor that was
-needed before: between two segments that need it, or between the last one and the end of the iteration.
+executable. A segment *needs* a tensor if its operators read it. A *gap* of a tensor is a time in which no segment needs the
+tensor. The gap begins at the start of the iteration, or after a segment that makes or needs the tensor. The gap ends at the
+next segment that needs the tensor, or at the end of the iteration.
 
     drop          a tensor is not kept through a gap, but computed again by the segment after the gap
     keep          the opposite: a tensor is kept on the device for a segment that would compute it again
@@ -12,7 +13,7 @@ needed before: between two segments that need it, or between the last one and th
     send_across   a tensor of the state is on the host from its last need in an iteration to its first need in the next one
     keep_across   the opposite: it stays on the device from iteration to iteration
 
-The boundaries between segments do not change here (`boundary_moves.py`).
+These moves leave the boundaries between segments as they are. `boundary_moves.py` changes the boundaries.
 
 Sizes in bytes, times in microseconds.
 """

@@ -1,14 +1,16 @@
 """Cuts a step into segments: the cheapest boundaries with which every segment stays under a limit, by dynamic programming.
 
-A *segment* is a stretch of operators that is compiled as one executable. The caller says which tensors are on the device at each
-possible boundary. So the cost and the peak of a segment depend only on its two ends, and the cheapest cut of the step is a
+A *segment* is a stretch of operators that is compiled as one executable. The caller says which tensors are on the device at
+each possible boundary. So the cost and the peak of a segment depend only on its two ends, and the cheapest cut of the step is a
 shortest path. From each boundary, longer and longer segments are tried, until several in a row exceed the limit. Exceeding the
 limit is penalised so heavily that it happens only when unavoidable. The option `spread` is for schedules that are repaired
-afterwards (`moves/local_search.py`): the penalty is small and grows with the length of the segment, so that many segments exceed
-the limit by little.
+afterwards (`moves/local_search.py`), since repairs can remove many small excesses. With `spread`, the penalty is small, and is
+proportional to the length of the segment. If every segment exceeds the limit by the same number of bytes, the penalties then
+add up to the same sum for many short segments as for a few long ones.
 
-Evaluating a long segment takes long. So the module first considers only a few boundaries, where least is stored. Only if the cut
-exceeds the limit does it consider all of them. This is fast enough, because segments under a tight limit are short.
+Evaluating a long segment takes long. So the module first considers only a few boundaries, where least is stored. If the
+cheapest cut at these boundaries exceeds the limit, the module considers all boundaries. This is fast enough, because segments
+under a tight limit are short.
 
 Sizes in bytes, times in microseconds.
 """
