@@ -7,14 +7,18 @@ device.
 The search works on a *condensed step*: its operators are joined into groups, and only its large tensors are left. This makes
 the search fast, but it may count a little less memory than the plan needs. If segments of the plan exceed the limit, the
 schedule is *repaired*: small changes, such as releasing a tensor and computing it again later, bring it under a lower limit.
-The difference between the two limits is the memory that the search did not count. If the lower limit is far below the
-schedule's peak, or no repair succeeds, the search is repeated under the lower limit. If the search finds nothing, the policy
-takes a plan that is found quickly, or the plan with the least peak.
+This limit is lower by the memory that the search did not count. If the lower limit is far below the schedule's peak, or no
+repair succeeds, the search is repeated under the lower limit. If no plan that is found in this way keeps the limit, the policy
+takes the *quick plan*, the result of a short search (`fast` in `search/search.py`). If that plan does not keep the limit
+either, the policy takes the plan with the least peak.
 
 Three cases are special:
 
-    - The device's allocator may hand out more than it is asked for. The search then begins with a lower limit. The difference is
-      what the allocator hands out unasked under a plan that is found quickly.
+    - The device's allocator may hand out more than it is asked for. The lower limit is then, at first, the limit minus the bytes
+      that the allocator would hand out unasked under the quick plan. How many bytes it hands out differs from plan to plan. So
+      there are two candidates: the quick plan, repaired under the lower limit, and what the search finds under it. Either is
+      made faster under higher limits, as long as its own plan leaves memory unused. The search is skipped if the first candidate
+      is hardly slower than the quick plan.
     - If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, which
       fills the link between host and device with copies of state. The search does not start there if the plan's segments and
       copies are joined into one executable (`StepModel.as_one_program`), in which some of these copies would free nothing.
@@ -22,6 +26,8 @@ Three cases are special:
       all iterations alike (`search/alike_iterations.py`) needs far fewer executables. The policy takes it if it is hardly slower
       than the step as one executable, or than what the search finds.
 """
+
+from typing import NamedTuple
 
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
 from tensile_jax.plan.policies.tensile.policy import tensile
@@ -41,13 +47,17 @@ from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fast, fastest, least
 from tensile_jax.plan.search.step_model import StepModel
+from tensile_jax.plan_format import Plan
 
 _EVALUATIONS = 3000  # spent on making a repaired plan faster: more takes longer to plan (`make bench-constants`)
 _REPAIRS = 100  # moves that may bring a choice under the limit (`make bench-constants`)
 _REPAIRED = 0.96  # of a schedule's peak: for a lower limit, a new search finds faster plans than repairs (`make bench-allocator`)
 _STEP = 0.01  # of the limit: by how much it is lowered at least from the second try on (`make bench-allocator`)
+_REPAIRS_OF_QUICK = 400  # moves that may bring a quickly found schedule under a lower limit (`make bench-planning`)
+_UNUSED = 0.005  # of the limit: unused memory for which a schedule is not improved under a higher limit (`make bench-planning`)
 _TRIES = 8  # limits tried while plans turn out to be above the limit (`make bench-constants`)
 _WITHOUT_TENSILE = 1.02  # of the whole step's time: faster schedules skip the comparison with `tensile` (`make bench-planning`)
+_NEAR_QUICK = 1.01  # of the quickly found schedule's time: what is made from it is taken without a search (`make bench-planning`)
 _ALIKE_WITHOUT_SEARCH = 1.1  # of the whole step's time: iterations planned alike are taken without a search; not tuned
 _ALIKE_OVER_SEARCHED = 1.05  # of the searched plan's time: iterations planned alike compile one layer, not all; not tuned
 
@@ -62,32 +72,87 @@ def _auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | N
         return WHOLE
     if limit == LEAST:
         return _least(model, measured)
-    unasked = _unasked_of_quick(model, limit, measured)
-    schedule = _fastest(model, limit - unasked, measured) or (_fastest(model, limit, measured) if unasked else None)
-    if schedule is not None:
-        choice = _corrected(model, schedule, limit, measured) or _found_quickly(model, limit, measured)
-        if choice is not None:
-            return choice
+    quick = None if model.profile.allocator == "exact" else fast(model, limit, measured)
+    unasked = 0 if quick is None else predicted_plan(model, choice_of(model, quick), measured).allocator_bytes or 0
+    lower = limit - unasked
+    first = None if quick is None or not unasked else _kept_from(model, quick, limit, lower, measured)
+    if first is not None and quick is not None and first.cost <= _NEAR_QUICK * quick.cost:
+        return choice_of(model, first)
+    found = _found(model, lower, measured) or (_found(model, limit, measured) if unasked else None)
+    second = None if found is None else _kept(model, found, limit, measured, may_search=first is None)
+    kept = [schedule for schedule in (first, second) if schedule is not None]
+    if kept:
+        return choice_of(model, min(kept, key=lambda schedule: schedule.cost))
+    choice = None if found is None else _found_quickly(model, limit, measured)
+    if choice is not None:
+        return choice
     return _least(model, measured) if peak_of(model, _lowest(model, measured), measured) <= limit else None
 
 
-def _corrected(model: StepModel, schedule: Schedule, limit: float, measured: CompiledSizes) -> Choice | None:
-    """The choice of the schedule, which is repaired or sought again as long as its plan is above the limit."""
+class _Found(NamedTuple):
+    """A schedule, and the limit under which it was found."""
+
+    schedule: Schedule
+    limit: float
+
+
+def _found(model: StepModel, limit: float, measured: CompiledSizes) -> _Found | None:
+    schedule = _fastest(model, limit, measured)
+    return None if schedule is None else _Found(schedule, limit)
+
+
+def _kept_from(model: StepModel, quick: Schedule, limit: float, lower: float, measured: CompiledSizes) -> Schedule | None:
+    """A schedule whose plan keeps the limit, made from one whose plan exceeds it; None if no move leads there.
+
+    Args:
+        lower: the first limit to try.
+    """
+    repaired = None if model.has_iterations else repair(quick, lower, _REPAIRS_OF_QUICK)
+    if repaired is None:
+        return None
+    return _kept(model, _Found(improve(repaired, lower, _EVALUATIONS), lower), limit, measured, may_search=False)
+
+
+def _kept(model: StepModel, found: _Found, limit: float, measured: CompiledSizes, *, may_search: bool = True) -> Schedule | None:
+    """The fastest schedule whose plan keeps the limit, of those that are tried in turn; None if no plan does.
+
+    As long as plans are above the limit, the schedule is repaired under lower limits. Once a plan keeps the limit but leaves
+    memory unused, its schedule is improved under a higher limit, and if that was too high, under one in the middle.
+
+    Args:
+        may_search: whether to search anew instead of a repair that must free much.
+    """
+    best: _Found | None = None
     lower = limit
-    for _ in range(_TRIES - 1):
-        choice = choice_of(model, schedule)
-        needed = _needed_limit(model, schedule, choice, limit, measured)
-        if needed is None:
-            return choice
-        lower = _lower(lower, needed, limit)
-        far = lower < _REPAIRED * schedule.peak
-        repaired = None if model.has_iterations or far else repair(schedule, lower, _REPAIRS)
-        found = _fastest(model, lower, measured) if repaired is None else improve(repaired, lower, _EVALUATIONS)
-        if found is None:
-            return None
-        schedule = found
-    choice = choice_of(model, schedule)
-    return choice if peak_of(model, choice, measured) <= limit else None
+    above = float("inf")  # the lowest limit that was too high for the schedule to be improved under
+    for _ in range(_TRIES):
+        plan = predicted_plan(model, choice_of(model, found.schedule), measured)
+        if plan.peak_bytes <= limit:
+            best = found
+            higher = min(found.limit + limit - plan.peak_bytes, (found.limit + above) / 2)
+        elif best is not None:
+            above = found.limit
+            higher = (best.limit + above) / 2
+        else:
+            lower = _lower(lower, _needed_limit(plan, found.schedule, limit), limit)
+            again = _under(model, found.schedule, lower, measured, may_search=may_search)
+            if again is None:
+                return None
+            found = _Found(again, lower)
+            continue
+        if model.has_iterations or higher < best.limit + _UNUSED * limit:
+            break
+        found = _Found(improve(best.schedule, higher, _EVALUATIONS), higher)
+    return None if best is None else best.schedule
+
+
+def _under(model: StepModel, schedule: Schedule, limit: float, measured: CompiledSizes, *, may_search: bool) -> Schedule | None:
+    """The schedule, repaired under a limit, or another one that is found under it."""
+    far = limit < _REPAIRED * schedule.peak
+    repaired = None if model.has_iterations or (far and may_search) else repair(schedule, limit, _REPAIRS)
+    if repaired is not None:
+        return improve(repaired, limit, _EVALUATIONS)
+    return _fastest(model, limit, measured) if may_search else None
 
 
 def _lower(before: float, needed: float, limit: float) -> float:
@@ -97,14 +162,6 @@ def _lower(before: float, needed: float, limit: float) -> float:
     return needed if before == limit else min(needed, before - _STEP * limit)
 
 
-def _unasked_of_quick(model: StepModel, limit: float, measured: CompiledSizes) -> int:
-    """What the device's allocator hands out unasked under a quickly found plan for this limit."""
-    schedule = None if model.profile.allocator == "exact" else fast(model, limit, measured)
-    if schedule is None:
-        return 0
-    return predicted_plan(model, choice_of(model, schedule), measured).allocator_bytes or 0
-
-
 def _found_quickly(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     """The choice that ranks the variants of a step (`Planner.quick_us`), if its plan keeps the limit."""
     schedule = fast(model, limit, measured)
@@ -112,15 +169,12 @@ def _found_quickly(model: StepModel, limit: float, measured: CompiledSizes) -> C
     return choice if choice is not None and peak_of(model, choice, measured) <= limit else None
 
 
-def _needed_limit(model: StepModel, schedule: Schedule, choice: Choice, limit: float, measured: CompiledSizes) -> float | None:
-    """The limit for the schedule with which the plan of its choice keeps `limit`; None if the plan keeps it already.
+def _needed_limit(plan: Plan, schedule: Schedule, limit: float) -> float:
+    """The limit for the schedule with which its plan, which is above `limit`, keeps it.
 
     It is lower by the most that a segment needs beyond what the condensed step counts. If less than half of the limit would
     remain, the limit shrinks by the ratio of the two instead, because shorter segments are counted more exactly.
     """
-    plan = predicted_plan(model, choice, measured)
-    if plan.peak_bytes <= limit:
-        return None
     above = [(s.device_bytes, peak) for s, peak in zip(plan.segments, schedule.peaks, strict=True) if s.device_bytes > limit]
     lower = limit - max((needed - peak for needed, peak in above), default=0)
     if lower < limit / 2:
@@ -164,10 +218,10 @@ def revise(model: StepModel, choice: Choice, limit: float, measured: CompiledSiz
         if schedule is None:
             return None
         revised = choice_of(model, schedule)
-        needed = _needed_limit(model, schedule, revised, limit, measured)
-        if needed is None:
+        plan = predicted_plan(model, revised, measured)
+        if plan.peak_bytes <= limit:
             return revised if host_peak_of(model, revised) <= model.host_limit else None
-        lower = _lower(lower, needed, limit)
+        lower = _lower(lower, _needed_limit(plan, schedule, limit), limit)
     return None
 
 
@@ -183,8 +237,9 @@ def improved(model: StepModel, choice: Choice, limit: float, measured: CompiledS
     schedule = improve(before, limit, _EVALUATIONS)
     if schedule is before:
         return None
-    found = _corrected(model, schedule, limit, measured)
-    return found if found is not None and host_peak_of(model, found) <= model.host_limit else None
+    found = _kept(model, _Found(schedule, limit), limit, measured)
+    faster = None if found is None else choice_of(model, found)
+    return faster if faster is not None and host_peak_of(model, faster) <= model.host_limit else None
 
 
 def _least(model: StepModel, measured: CompiledSizes) -> Choice:

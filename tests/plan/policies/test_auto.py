@@ -72,3 +72,25 @@ def test_segments_that_need_more_than_expected_are_lowered_by_just_that(monkeypa
     choice = policy.auto(step, limit, nothing)
     assert choice is not None and needed == [limit]  # it was repaired, and not sought again
     assert limit - 200_000 <= with_more(step, choice, nothing).peak_bytes <= limit
+
+
+@pytest.mark.parametrize("seed", (3, 8, 10, 11))
+def test_memory_that_the_allocator_leaves_unused_makes_plans_faster(seed: int) -> None:
+    """What the quick plan has handed out unasked only says where the search begins: its plan has less handed out."""
+    graph, profile = small_step(seed, most=40)
+    planner, nothing = Planner(graph, replace(profile, allocator="best_fit")), CompiledSizes()
+    step = planner.model
+    limit = (planner.floor_bytes(nothing) + planner.whole_peak_bytes(nothing)) / 2
+    quick = fast(step, limit, nothing)
+    assert quick is not None
+    unasked = policy.predicted_plan(step, policy.choice_of(step, quick), nothing).allocator_bytes
+    assert unasked
+    begun = fastest(step, limit - unasked, nothing)
+    assert begun is not None
+    assert peak_of(step, policy.choice_of(step, begun), nothing) < 0.9 * limit
+
+    choice = policy.auto(step, limit, nothing)
+
+    assert choice is not None and choice.layout is not None
+    assert peak_of(step, choice, nothing) <= limit
+    assert schedule_of(step, choice.layout, nothing).step_us < 0.99 * begun.step_us
