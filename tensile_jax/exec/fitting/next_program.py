@@ -12,8 +12,10 @@ for the next program: the limit of memory for which the plan is made, and the *f
 On one device, the compiled peaks of a step's programs differ from the expected peaks by nearly the same number of bytes. So the
 next plan is made such that the expected peak of its program is the budget, less this difference and a margin. The peak of a
 program with copies to or from the host may differ by more if XLA happens to keep several large tensors at the same time. The
-next program usually does not keep them. So with copies, at most a tenth of the budget is subtracted for the difference. The
-peaks so far decide whether there is a next program:
+next program usually does not keep them. So with copies, the second plan is made as if the difference were at most a tenth of
+the budget, and the third one with the smaller of the two differences so far. If XLA has left a copy without kernels beside it,
+the program cannot be used, and the next one is made for a little less memory. The peaks so far decide whether there is a next
+program:
 
     all above the budget    the next program is made for less memory. Exception: if the first one is far above the budget and
                             has no copies, there is no next one, since plans for separate launches are better then
@@ -50,7 +52,7 @@ _FIRST_FAR = 0.05  # the same if no peak was above
 _FAR_ABOVE = (
     0.08  # of the budget: a first peak further above it asks for the other form, or for no program (`make bench-launches`)
 )
-_MOST_WRONG = 0.1  # of the budget: what the next program with copies is expected to be wrong by at most (`make bench-launches`)
+_MOST_WRONG = 0.1  # of the budget: the second program with copies is expected to be wrong by no more (`make bench-launches`)
 _AGAIN = 1.5  # times the excess: how much the limit falls after a second peak above the budget
 _LEAST_RISE, _MOST_RISE = 0.5, 2.0  # of the limit, for each byte of the peak; not tuned: two peaks say little if they are close
 
@@ -94,6 +96,17 @@ def next_try(tried: Sequence[Tried], budget: float, *, devices: int) -> Try | No
     return _on_one_device(tried, budget) if devices == 1 else _on_several(tried, budget)
 
 
+def try_after_exposed_copies(limit: float, expected_bytes: int, budget: float) -> Try:
+    """How the next program is made after one that has a copy without kernels beside it.
+
+    Args:
+        limit: for which the plan of that program was made.
+        expected_bytes: what the program was expected to need.
+    """
+    less = _MARGIN * budget
+    return Try(min(limit, expected_bytes) - less, "chain", expected_bytes - less)
+
+
 def _on_one_device(tried: Sequence[Tried], budget: float) -> Try | None:
     below = [one for one in tried if one.peak_bytes <= budget]
     latest = tried[-1]
@@ -101,16 +114,26 @@ def _on_one_device(tried: Sequence[Tried], budget: float) -> Try | None:
         nearest = max(below, key=lambda one: one.peak_bytes)
         if len(tried) > 1 or nearest.peak_bytes >= (1 - _FIRST_FAR) * budget:
             return None
-        return _expected_to_need((1 - _MARGIN / 2) * budget, nearest, budget)
+        return _expected_to_need((1 - _MARGIN / 2) * budget, nearest, _wrong_by([nearest], budget))
     if len(tried) == 1 and latest.form != "chain" and latest.peak_bytes > (1 + _FAR_ABOVE) * budget:
         return None
-    return _expected_to_need((1 - _MARGIN) * budget, latest, budget)
+    return _expected_to_need((1 - _MARGIN) * budget, latest, _wrong_by(tried, budget))
 
 
-def _expected_to_need(nbytes: float, like: Tried, budget: float) -> Try:
-    """A program that needs so many bytes, if it is wrong by as much as `like` was, or by the most that counts."""
-    most = _MOST_WRONG * budget if like.form == "chain" else float("inf")
-    expected = nbytes - min(like.peak_bytes - like.expected_bytes, most)
+def _wrong_by(tried: Sequence[Tried], budget: float) -> float:
+    """By how many bytes the next program is expected to need more than expected: as the latest of these or, with copies, as the
+    one that was wrong by least. After a single one with copies, the most that counts.
+    """
+    latest = tried[-1]
+    if latest.form != "chain":
+        return latest.peak_bytes - latest.expected_bytes
+    least = min(one.peak_bytes - one.expected_bytes for one in tried if one.form == "chain")
+    return least if len(tried) > 1 else min(least, _MOST_WRONG * budget)
+
+
+def _expected_to_need(nbytes: float, like: Tried, wrong_by: float) -> Try:
+    """A program that needs so many bytes if it is wrong by `wrong_by`, made from the one that is like it."""
+    expected = nbytes - wrong_by
     return Try(like.limit + expected - like.expected_bytes, like.form, expected)
 
 

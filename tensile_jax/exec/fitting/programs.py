@@ -1,4 +1,8 @@
-"""Compiles a plan as a *program*, one executable that contains several segments of the plan, within the memory budget.
+"""Compiles a plan within the memory budget as a *program*: one executable that contains all segments of the plan.
+
+There is one exception. If the plan copies tensors to or from the host, and the copies are not part of the program, the plan
+becomes several executables, divided where a copy begins or is waited for (`plan/result/joined.py`). Below, "program" then means
+all of them together.
 
 Only compiling shows how much memory a program really needs. So up to three programs are compiled, one after another, each from
 a plan of its own. This ends early with a program that keeps the budget and is almost as fast as the step without a budget, or
@@ -17,7 +21,7 @@ from typing import NamedTuple
 from tensile_jax.exec.compiling.program_code import bytes_laid_out
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting.fitting import Fitting
-from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
+from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try, try_after_exposed_copies
 from tensile_jax.plan import Choice, Goal, Planned
 from tensile_jax.plan.result.joined import can_be_joined
 from tensile_jax.plan_format import Plan
@@ -45,18 +49,24 @@ def as_program(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
     plan = _first_program(fitting, goal, likely_spared) if step.in_one_program else None
     best: CompiledPlan | None = None
     tried: list[Tried] = []
+    compiled = 0
     while plan is not None:
         assert plan.choice.barriers is not None  # it is a program
         if apart is not None and plan.plan.recomputed_us > apart.plan.recomputed_us:
             break
         found = fitting.compiled(plan.choice, goal)
-        if found is None:
-            break
+        compiled += 1
+        if found is None:  # its copies are not asynchronous
+            if compiled == _MOST_PROGRAMS or plan.choice.barriers != "chain":
+                break
+            wanted = try_after_exposed_copies(plan.limit, plan.plan.peak_bytes, goal.limit)
+            plan = _program_for(fitting, wanted, goal)
+            continue
         if found.plan.peak_bytes <= goal.limit and (best is None or found.plan.step_us < best.plan.step_us):
             best = found
         tried.append(Tried(plan.limit, plan.choice.barriers, plan.plan.peak_bytes, found.plan.peak_bytes))
         fast = best is not None and best.plan.step_us <= NEARLY_PLAIN_TIME * fitting.planner.model.whole_us
-        if fast or len(tried) == _MOST_PROGRAMS:
+        if fast or compiled == _MOST_PROGRAMS:
             break
         following = next_try(tried, goal.limit, devices=step.traced.devices)
         plan = None if following is None else _program_for(fitting, following, goal)

@@ -339,9 +339,10 @@ def test_segments_run_where_the_copies_of_a_program_do_not_run_beside_kernels(
     fast_link: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "2 kernels read or write host memory themselves (a, b)"
-    program_executables = Fitting.program_executables
+    program_executables, made = Fitting.program_executables, list[Plan]()
 
     def faulty(self: Fitting, plan: Plan) -> Any:
+        made.append(plan)
         return [dataclasses.replace(e, fault=said) for e in program_executables(self, plan)]
 
     monkeypatch.setattr(Fitting, "program_executables", faulty)
@@ -350,6 +351,8 @@ def test_segments_run_where_the_copies_of_a_program_do_not_run_beside_kernels(
     plan = running(function).plan
     assert plan.launch == "segments" and within_budget(plan)
     assert any("launch='one_program' was asked for" in note and said in note for note in plan.notes)
+    first, second, third = (one.peak_bytes for one in made)  # each program is made for less than the one before
+    assert first > second > third
 
 
 @pytest.mark.parametrize("state_memory", ["any", pytest.param("device", marks=pytest.mark.slow)])

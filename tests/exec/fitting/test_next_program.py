@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try
+from tensile_jax.exec.fitting.next_program import Tried, Try, first_try, next_try, try_after_exposed_copies
 from tensile_jax.plan_format import Barriers
 
 
@@ -49,6 +49,16 @@ def test_a_program_with_copies_that_is_far_above_the_budget_is_made_for_less() -
 def test_a_program_with_copies_is_not_expected_to_be_as_wrong_as_one_that_was_wrong_by_far() -> None:
     # 1230 for 1000 expected: 230 too much, of which 100 count, so the next is to be expected to need 100 less than 990
     assert next_try([tried(1000, 1230, "chain", 1000)], 1000, devices=1) == Try(1000 - 110, "chain", 890)
+
+
+def test_the_third_program_with_copies_is_expected_to_be_wrong_as_the_one_that_was_wrong_by_less() -> None:
+    tried = [Tried(1000, "chain", 1000, 1170), Tried(890, "chain", 890, 1001)]
+    assert next_try(tried, 1000, devices=1) == Try(879, "chain", 879)
+
+
+def test_after_copies_without_kernels_beside_them_a_program_is_made_for_a_little_less() -> None:
+    assert try_after_exposed_copies(900, 880, 1000) == Try(870, "chain", 870)
+    assert try_after_exposed_copies(900, 980, 1000) == Try(890, "chain", 970)
 
 
 def test_on_one_device_the_next_program_is_to_be_wrong_by_as_much_as_the_latest() -> None:
