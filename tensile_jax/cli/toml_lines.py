@@ -4,7 +4,11 @@
     header    ::= "[" key "]" | "[[" key "]]"
     pair      ::= key "=" value
     key       ::= part ("." part)*
+    part      ::= a name with or without quotes
     value     ::= scalar | "[" value* "]" | "{" pair* "}"
+    scalar    ::= a string, a number, a date or time, or a Boolean
+
+Spaces and comments may stand anywhere and are skipped, and so are commas and newlines inside brackets and braces.
 
 The result names a key by its path: `("jobs", 1, "args", "seed")` is `seed` in the table `args` of the second `[[jobs]]`. Lines
 count from one. This module looks for no errors in the text, so `tomllib` must have accepted it first.

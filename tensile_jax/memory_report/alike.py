@@ -1,7 +1,8 @@
 """Lists the tensors at the peak for people: with one row for all tensors that are alike, or with one row for each tensor.
 
-Tensors are *alike* if they have the same type, shape and role, and the same line of the user's code makes all of them in the
-same pass (forward or backward). Networks repeat layers, so a few rows explain most of a peak:
+Tensors are *alike* if they have the same type, shape and role (such as `parameter` or `activation`, see `records.py`), and the
+same line of the user's code makes all of them in the same pass (forward or backward). Networks repeat layers, so a few rows
+explain most of a peak:
 
     32 MiB  8 x 4 MiB  float32[16,64,64,16]  UNet/Block_0:logistic and 7 more
             train.py:16   x = nn.silu(x)                                       kept for the backward pass

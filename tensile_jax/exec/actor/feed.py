@@ -3,11 +3,13 @@
 Time runs from left to right. The upper line shows what the feed's thread does. The lower line shows the calls by which other
 threads take batches, deliver metrics and stop the feed:
 
-    feed's thread:  draw -> BatchReady -> draw -> BatchReady -> (waits) ...    on_step(1) -> draw -> ...      CallbacksMade
-    other threads:               take() ------------------ deliver(1) ...                         stop() ...
+    feed's thread:  draw, draw, wait          draw, wait              on_step(1), wait          CallbacksMade, FeedStopped
+    other threads:                    take()              deliver(1)                    stop()
 
-The thread reports events (`feed_events.py`) to the function `tell`, and holds no lock meanwhile. `BatchReady` says that one
-more batch can be taken. `CallbacksMade` says, after `stop()`, that all queued callbacks have been made.
+The thread draws batches until it holds `ahead` of them, here two. Then it waits until a batch is taken, metrics are delivered, or
+the feed is stopped. It reports events (`feed_events.py`) to the function `tell`, and holds no lock while it does so. After each
+draw, `BatchReady` says that one more batch can be taken. After `stop()`, `CallbacksMade` says that all queued callbacks have been
+made, and `FeedStopped` that the generator of the batches is closed.
 
 Only the feed's thread waits for user code, so code that hangs, raises or is slow affects only its own job. Callbacks come in the
 order of their steps, and before batches: while a callback runs or waits, no batch is drawn. So a slow callback slows its job

@@ -11,7 +11,8 @@ a single job, waits do not end a run, since no other job could compute meanwhile
 
     held       the bytes that all jobs hold, by their memory profiles. For a job with a run in flight, these are the bytes that
                the job will hold after that run
-    transient  the most bytes that any run in flight needs beyond what its job holds after that run
+    transient  the most bytes that any run in flight needs beyond what its job holds after that run. This is a maximum, not a
+               sum, because the device carries out the runs one after another
 
 The controller guarantees, for any order of events:
 
@@ -21,8 +22,10 @@ The controller guarantees, for any order of events:
     no starvation   while the job that is first in turn, or an iteration under way, waits for memory, at most `MOST_OVERTAKINGS`
                     iterations of other jobs begin. Then no more begin until the waiting job goes on. Meanwhile, those that are
                     under way end, and jobs are parked to make room
-    no livelock     jobs are not parked and unparked endlessly without a launch in between. If a job is unparked before its turn,
-                    it must leave room for an iteration of each job on the device and of each job with an earlier turn
+    no livelock     jobs are not parked and unparked endlessly without a launch in between. A job is unparked before its turn
+                    only if no job must be parked afterwards to make room for an iteration of a job on the device or of a
+                    parked job with an earlier turn. These iterations need not fit side by side: it is enough if each one fits
+                    while the other jobs are between iterations
 
 Moves of iterations under way are issued before new iterations begin. `fair_share.py` decides whose iteration begins next.
 

@@ -1,23 +1,27 @@
 """Defines what a plan is built from: where a step is cut into segments, and at which boundaries each tensor is on the device.
 
 The boundaries divide the operators into segments 0 .. k - 1, each of which is compiled as one executable. Boundary j lies before
-segment j, and boundary k at the end of the iteration. A *residency* is an interval in which a tensor is on the device: at the
-boundaries `first` to `last`. Its `arrival` says how the tensor came there:
+segment j, and boundary k at the end of the iteration. A *residency* is an interval in which a tensor is on the device. `first`
+and `last` are the first and the last boundary in that interval, and `arrival` says how the tensor came to the device:
 
     BEGINS    the tensor is on the device when the iteration begins, and `first` is 0
     MADE      the tensor is a result of segment first - 1, which makes it or computes it again
     COPIED    the tensor is copied from the host; the copy is issued before segment `first`
 
-If `leaves` is set, the tensor goes to the host when the residency ends, and segment last + 1 waits for that copy. If the tensor
-leaves as soon as it is made, the residency has no boundary at all (`last` is `first - 1`).
+If `leaves` is set, the tensor is in host memory after the residency. If the host has no copy of the tensor yet, the tensor is
+copied to the host, and segment last + 1 waits for that copy. Otherwise the tensor is released after segment `last`, since the
+host's copy stays valid. So a tensor is copied to the host only once.
+
+A residency may be too short to contain a boundary. For instance, segment 4 makes a tensor, and segment 5 waits for the tensor's
+copy to the host. Then `first` is 5, and `last` is `first - 1`.
 
 A segment that needs a tensor between two of its residencies computes it again for itself, from tensors that are on the device
 when the segment begins. So a tensor can be kept, swapped, computed again in each segment that needs it, or computed again once
 and kept for several segments. An iteration may treat a tensor in several of these ways, one after another, with one exception:
 a tensor that is swapped is never computed again *and kept*, so only its first residency can be MADE.
 
-A copy to the host is issued right after the last segment of the residency that needs the tensor. The first segment that needs the
-tensor waits for its copy to the device. The host's copy stays valid, so a tensor is copied to the host only once.
+A copy to the host is issued right after the last segment of the residency that needs the tensor. After a copy to the device is
+issued, the first segment that needs the tensor waits for the copy.
 """
 
 from bisect import bisect_right

@@ -1,7 +1,8 @@
 """Writes the notes that tell users which loops stay one operator because they are too long to be opened (`rules.py`).
 
 A loop that is *opened* is replaced by the operators of all its iterations, so that each of them is planned by itself. A note says
-how long the loop is, and up to which length loops are opened. The note of a plan also says how to open the loop anyway.
+how long the loop is, and up to which length loops are opened. Notes are shown with a plan and in a memory report. A note that is
+shown with a plan also says how to open the loop anyway.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Policy `tensile`: plans a step with the algorithms of the paper TENSILE (Zhang et al.).
 
-What these algorithms take for one operator is here all operators between two neighbouring *possible boundaries*. These are the
-places at which the step may be cut (`search/condensed/possible_boundaries.py`). The files are:
+*Possible boundaries* are the places at which the step may be cut (`search/condensed/possible_boundaries.py`). The algorithms here
+treat all operators between two neighbouring possible boundaries as one operator. The files are:
 
     analysis/access.py         the tensor access sequence (section IV-A)
     footprint.py               Algorithm 1, GPU memory peak analysis, kept up to date while events are added
@@ -23,7 +23,8 @@ memory as it can.
 Differences from the paper:
 
     - Latencies come from a device profile; the paper predicts them with an MLP.
-    - In the paper, an operator is one of a deep learning framework. Here it is all that lies between two possible boundaries.
+    - In the paper, an operator is one of a deep learning framework. Here it is all operators between two neighbouring possible
+      boundaries.
     - The paper runs its operators one by one. Here segments begin and end where the schedule's copies are issued and awaited
       (`event_boundaries.py`). Other boundaries are added only where the limit requires them.
     - Algorithm 2 says when a copy to the host begins. Here it begins right after the last access, or when the copy that was

@@ -1,4 +1,12 @@
-"""Chooses the places at which a segment (executable) may begin, so that the search need not consider every operator."""
+"""Chooses the places at which a segment (executable) may begin, so that the search need not consider every operator.
+
+XLA runs a *heavy* operator, such as a matrix product, as a kernel of its own, and fuses the *light* ones. A tensor is *stored* at
+a place if it is made before the place and needed after it. From one heavy operator to the next, one place is chosen: the first
+one at which the fewest bytes are stored. If the light operators in between make many bytes, as those of an optimizer do, they
+are divided into several parts, and one place is chosen in each part. An operator that must be an executable of its own has a
+place on each side. If more than `_MOST` places are chosen, neighbouring ones are grouped, and each group keeps only the place at
+which the fewest bytes are stored.
+"""
 
 from itertools import pairwise
 
