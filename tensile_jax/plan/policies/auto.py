@@ -116,13 +116,15 @@ def _kept_from(model: StepModel, quick: Schedule, limit: float, lower: float, me
 def _kept(model: StepModel, found: _Found, limit: float, measured: CompiledSizes, *, may_search: bool = True) -> Schedule | None:
     """The fastest schedule whose plan keeps the limit, of those that are tried in turn; None if no plan does.
 
-    As long as plans are above the limit, the schedule is repaired under lower limits. Once a plan keeps the limit but leaves
-    memory unused, its schedule is improved under a higher limit, and if that was too high, under one in the middle.
+    As long as plans are above the limit, the schedule is repaired under lower limits. Once a plan keeps the limit, but leaves
+    memory unused because of the device's allocator, its schedule is improved under a higher limit, and if that was too high,
+    under one in the middle.
 
     Args:
         may_search: whether to search anew instead of a repair that must free much.
     """
     best: _Found | None = None
+    is_exact = model.profile.allocator == "exact"
     lower = limit
     above = float("inf")  # the lowest limit that was too high for the schedule to be improved under
     for _ in range(_TRIES):
@@ -140,7 +142,7 @@ def _kept(model: StepModel, found: _Found, limit: float, measured: CompiledSizes
                 return None
             found = _Found(again, lower)
             continue
-        if model.has_iterations or higher < best.limit + _UNUSED * limit:
+        if is_exact or model.has_iterations or higher < best.limit + _UNUSED * limit:
             break
         found = _Found(improve(best.schedule, higher, _EVALUATIONS), higher)
     return None if best is None else best.schedule
