@@ -13,7 +13,7 @@ On one device, the compiled peaks of a step's programs differ from the expected 
 next plan is made such that the expected peak of its program is the budget, less this difference and a margin. The peak of a
 program with copies to or from the host may differ by more if XLA happens to keep several large tensors at the same time. The
 next program usually does not keep them. So with copies, the second plan is made as if the difference were at most a tenth of
-the budget, and the third one with the smaller of the two differences so far. If XLA has left a copy without kernels beside it,
+the budget. The third plan counts all of the second program's difference. If XLA has left a copy without kernels beside it,
 the program cannot be used, and the next one is made for a little less memory. The peaks so far decide whether there is a next
 program:
 
@@ -121,14 +121,12 @@ def _on_one_device(tried: Sequence[Tried], budget: float) -> Try | None:
 
 
 def _wrong_by(tried: Sequence[Tried], budget: float) -> float:
-    """By how many bytes the next program is expected to need more than expected: as the latest of these or, with copies, as the
-    one that was wrong by least. After a single one with copies, the most that counts.
+    """By how many bytes the next program is expected to need more than expected: as the latest of these. If that is the first one
+    with copies, no more than the most that counts.
     """
     latest = tried[-1]
-    if latest.form != "chain":
-        return latest.peak_bytes - latest.expected_bytes
-    least = min(one.peak_bytes - one.expected_bytes for one in tried if one.form == "chain")
-    return least if len(tried) > 1 else min(least, _MOST_WRONG * budget)
+    excess = latest.peak_bytes - latest.expected_bytes
+    return min(excess, _MOST_WRONG * budget) if latest.form == "chain" and len(tried) == 1 else excess
 
 
 def _expected_to_need(nbytes: float, like: Tried, wrong_by: float) -> Try:

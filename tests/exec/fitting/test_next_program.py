@@ -51,9 +51,10 @@ def test_a_program_with_copies_is_not_expected_to_be_as_wrong_as_one_that_was_wr
     assert next_try([tried(1000, 1230, "chain", 1000)], 1000, devices=1) == Try(1000 - 110, "chain", 890)
 
 
-def test_the_third_program_with_copies_is_expected_to_be_wrong_as_the_one_that_was_wrong_by_less() -> None:
+def test_the_third_program_with_copies_is_expected_to_be_as_wrong_as_the_second() -> None:
     tried = [Tried(1000, "chain", 1000, 1170), Tried(890, "chain", 890, 1001)]
     assert next_try(tried, 1000, devices=1) == Try(879, "chain", 879)
+    assert next_try([tried[0], Tried(890, "chain", 890, 1070)], 1000, devices=1) == Try(810, "chain", 810)
 
 
 def test_after_copies_without_kernels_beside_them_a_program_is_made_for_a_little_less() -> None:
