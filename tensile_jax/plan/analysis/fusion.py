@@ -45,15 +45,15 @@ normalization. It cannot do so if one of them, or a tensor between them, passes 
 gives a statistic: if two reductions of one tensor are combined with one another, such as the mean and the mean of squares, XLA
 gives each its own kernel.
 
-On a GPU, again(o) has an exception. Two kernels may read an expensive tensor t, for example the kernel of an activation
-function and the kernel of its derivative. A segment that runs only the second kernel computes t on the fly, and does not write
-t. Only a segment that runs the first kernel again writes t. So the bytes of t are not part of again(o) for the operator o that
-makes t. Instead they are part of again(o) for the light operator o whose result the first kernel writes.
+On a GPU, again(o) has an exception. Let operator p make an expensive tensor t. XLA fuses p into the first kernel that reads t,
+for example that of an activation function, and this kernel then writes two tensors: t and the result of a light operator q. Later
+kernels, for example that of the function's derivative, read t. A segment that runs only a later kernel computes t on the fly and
+writes nothing. A segment that runs the first kernel again writes t again. So the bytes of t count in again(q), not in again(p).
 
 The planner drops joins, that is, computes them again instead of keeping their results. If it dropped all joins of a chain, each
-segment would compute a long sum from its beginning. So it drops mainly joins with even numbers (`minimum_cut.py`). The number
-of the first join of a chain is 1 or 2, whichever gives odd numbers to the joins that take more operations to compute from the
-join before them. In a transformer, such a join is the residual sum after the wide product of a layer.
+segment would compute a long sum from its beginning. So it drops mainly joins with even numbers (`minimum_cut.py`). The joins
+that take more operations to compute from the join before them should be kept, so they get the odd numbers: the first join of a
+chain has number 1 or 2 accordingly. In a transformer, such a join is the residual sum after the wide product of a layer.
 """
 
 from collections.abc import Mapping, Sequence

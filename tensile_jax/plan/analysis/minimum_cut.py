@@ -44,7 +44,8 @@ factor s decides between equal operators: those with large results run again.
 
 If the results of all joins of a chain were dropped, each *segment* (a stretch of operators that is compiled as one executable)
 would compute a long sum from the beginning of the chain. So computing an odd join again costs something at any price, even 0.
-If only the results of even joins are dropped, a segment computes at most one more block of the network.
+If only the results of even joins are dropped, a segment computes at most one more block of the network. For that block, an even
+join costs twice what it reads.
 
 This module does not decide where segments begin (`search/starts/segment_boundaries.py`), nor which dropped tensors a segment
 computes again (`retention.py`).

@@ -11,8 +11,9 @@ is issued. It ends after the last segment that needs the tensor, or later, when 
 segment that needs the tensor outside its residencies computes it again, for itself alone (`cost/segment_account.py`).
 
 A change has two steps. `set_residencies` replaces the residencies of one tensor, and returns the segments that this affects.
-`settle` computes the time and memory of these segments again, and ends a residency earlier if its last segments no longer need
-the tensor. Since that affects further segments, `settle` repeats both until nothing changes.
+`settle` computes the time and memory of these segments again. A segment that no longer computes this tensor again also no longer
+needs the tensors from which it did. So `settle` ends the residency of any tensor earlier if its last segments do not need it any
+more. Since that affects further segments, `settle` repeats both until nothing changes.
 
 The time of the step, with its copies, is simulated when it is first asked for (`cost/timing.py`).
 
