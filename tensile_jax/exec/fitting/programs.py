@@ -56,7 +56,7 @@ def as_program(fitting: Fitting, goal: Goal) -> CompiledPlan | None:
             break
         found = fitting.compiled(plan.choice, goal)
         compiled += 1
-        if found is None:  # its copies are not asynchronous
+        if found is None:  # a copy has no kernels beside it, or the replay refuses the program
             if compiled == _MOST_PROGRAMS or plan.choice.barriers != "chain":
                 break
             wanted = try_after_exposed_copies(plan.limit, plan.plan.peak_bytes, goal.limit)
