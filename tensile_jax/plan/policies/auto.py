@@ -14,11 +14,11 @@ either, the policy takes the plan with the least peak.
 
 Three cases are special:
 
-    - The device's allocator may hand out more than it is asked for. The lower limit is then, at first, the limit minus the bytes
-      that the allocator would hand out unasked under the quick plan. How many bytes it hands out differs from plan to plan. So
-      there are two candidates: the quick plan, repaired under the lower limit, and what the search finds under it. Either is
-      made faster under higher limits, as long as its own plan leaves memory unused. The search is skipped if the first candidate
-      is hardly slower than the quick plan.
+    - The device's allocator may hand out more than it is asked for. The search then begins with the quick plan, and repairs it
+      under a lower limit: the limit minus the bytes that the allocator would hand out unasked under the quick plan. How many
+      bytes it hands out differs from plan to plan, so plans are made faster under higher limits as long as they leave memory
+      unused. If the result is slow, another quick plan is made under the lower limit, and the faster one is taken. Only if the
+      quick plan cannot be repaired, the longer search is made.
     - If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, which
       fills the link between host and device with copies of state. The search does not start there if the plan's segments and
       copies are joined into one executable (`StepModel.as_one_program`), in which some of these copies would free nothing.
@@ -27,7 +27,7 @@ Three cases are special:
       than the step as one executable, or than what the search finds.
 """
 
-from typing import NamedTuple
+from functools import partial
 
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
 from tensile_jax.plan.policies.tensile.policy import tensile
@@ -45,7 +45,7 @@ from tensile_jax.plan.search.choice import (
 from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.search import fast, fastest, least
+from tensile_jax.plan.search.search import Found, fast, fastest, least, perturbed
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 
@@ -57,7 +57,8 @@ _REPAIRS_OF_QUICK = 400  # moves that may bring a quickly found schedule under a
 _UNUSED = 0.005  # of the limit: unused memory for which a schedule is not improved under a higher limit (`make bench-planning`)
 _TRIES = 8  # limits tried while plans turn out to be above the limit (`make bench-constants`)
 _WITHOUT_TENSILE = 1.02  # of the whole step's time: faster schedules skip the comparison with `tensile` (`make bench-planning`)
-_NEAR_QUICK = 1.01  # of the quickly found schedule's time: what is made from it is taken without a search (`make bench-planning`)
+_SLOW = 1.2  # of the whole step's time: for slower schedules, another one is made under a lower limit (`make bench-planning`)
+_PROMISING = 1.05  # of the schedule's time: what the other one may take to be made faster (`make bench-planning`)
 _ALIKE_WITHOUT_SEARCH = 1.1  # of the whole step's time: iterations planned alike are taken without a search; not tuned
 _ALIKE_OVER_SEARCHED = 1.05  # of the searched plan's time: iterations planned alike compile one layer, not all; not tuned
 
@@ -74,46 +75,49 @@ def _auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | N
         return _least(model, measured)
     quick = None if model.profile.allocator == "exact" else fast(model, limit, measured)
     unasked = 0 if quick is None else predicted_plan(model, choice_of(model, quick), measured).allocator_bytes or 0
-    lower = limit - unasked
-    first = None if quick is None or not unasked else _kept_from(model, quick, limit, lower, measured)
-    if first is not None and quick is not None and first.cost <= _NEAR_QUICK * quick.cost:
-        return choice_of(model, first)
-    found = _found(model, lower, measured) or (_found(model, limit, measured) if unasked else None)
-    second = None if found is None else _kept(model, found, limit, measured, may_search=first is None)
-    kept = [schedule for schedule in (first, second) if schedule is not None]
-    if kept:
-        return choice_of(model, min(kept, key=lambda schedule: schedule.cost))
+    if quick is not None and unasked:
+        repaired = _beside_unasked(model, quick, limit, limit - unasked, measured)
+        if repaired is not None:
+            return choice_of(model, repaired)
+    found = _found(model, limit - unasked, measured) or (_found(model, limit, measured) if unasked else None)
+    kept = None if found is None else _kept(model, found, limit, measured)
+    if kept is not None:
+        return choice_of(model, kept.schedule)
     choice = None if found is None else _found_quickly(model, limit, measured)
     if choice is not None:
         return choice
     return _least(model, measured) if peak_of(model, _lowest(model, measured), measured) <= limit else None
 
 
-class _Found(NamedTuple):
-    """A schedule, and the limit under which it was found."""
+def _beside_unasked(model: StepModel, quick: Schedule, limit: float, lower: float, measured: CompiledSizes) -> Schedule | None:
+    """A schedule whose plan keeps the limit with the bytes that the allocator hands out unasked; None if no move leads there.
 
-    schedule: Schedule
-    limit: float
-
-
-def _found(model: StepModel, limit: float, measured: CompiledSizes) -> _Found | None:
-    schedule = _fastest(model, limit, measured)
-    return None if schedule is None else _Found(schedule, limit)
-
-
-def _kept_from(model: StepModel, quick: Schedule, limit: float, lower: float, measured: CompiledSizes) -> Schedule | None:
-    """A schedule whose plan keeps the limit, made from one whose plan exceeds it; None if no move leads there.
+    It is made from the quick plan. If it is slow, another one is made from a quick plan under the lower limit. The faster one is
+    the result.
 
     Args:
-        lower: the first limit to try.
+        lower: the limit without the bytes that would be handed out unasked under the quick plan.
     """
+    keep = partial(_kept, model, limit=limit, measured=measured, may_search=False)
     repaired = None if model.has_iterations else repair(quick, lower, _REPAIRS_OF_QUICK)
-    if repaired is None:
+    first = None if repaired is None else keep(Found(improve(repaired, lower, _EVALUATIONS), lower))
+    if first is None:
         return None
-    return _kept(model, _Found(improve(repaired, lower, _EVALUATIONS), lower), limit, measured, may_search=False)
+    best = perturbed(model, first, keep)
+    if best.schedule.cost > _SLOW * model.whole_us:
+        other = fast(model, lower, measured)
+        second = None if other is None else keep(Found(other, lower))
+        if second is not None and second.schedule.cost < _PROMISING * best.schedule.cost:
+            best = min(best, perturbed(model, second, keep), key=lambda found: found.schedule.cost)
+    return best.schedule
 
 
-def _kept(model: StepModel, found: _Found, limit: float, measured: CompiledSizes, *, may_search: bool = True) -> Schedule | None:
+def _found(model: StepModel, limit: float, measured: CompiledSizes) -> Found | None:
+    schedule = _fastest(model, limit, measured)
+    return None if schedule is None else Found(schedule, limit)
+
+
+def _kept(model: StepModel, found: Found, limit: float, measured: CompiledSizes, *, may_search: bool = True) -> Found | None:
     """The fastest schedule whose plan keeps the limit, of those that are tried in turn; None if no plan does.
 
     As long as plans are above the limit, the schedule is repaired under lower limits. Once a plan keeps the limit, but leaves
@@ -123,7 +127,7 @@ def _kept(model: StepModel, found: _Found, limit: float, measured: CompiledSizes
     Args:
         may_search: whether to search anew instead of a repair that must free much.
     """
-    best: _Found | None = None
+    best: Found | None = None
     is_exact = model.profile.allocator == "exact"
     lower = limit
     above = float("inf")  # the lowest limit that was too high for the schedule to be improved under
@@ -140,12 +144,12 @@ def _kept(model: StepModel, found: _Found, limit: float, measured: CompiledSizes
             again = _under(model, found.schedule, lower, measured, may_search=may_search)
             if again is None:
                 return None
-            found = _Found(again, lower)
+            found = Found(again, lower)
             continue
         if is_exact or model.has_iterations or higher < best.limit + _UNUSED * limit:
             break
-        found = _Found(improve(best.schedule, higher, _EVALUATIONS), higher)
-    return None if best is None else best.schedule
+        found = Found(improve(best.schedule, higher, _EVALUATIONS), higher)
+    return best
 
 
 def _under(model: StepModel, schedule: Schedule, limit: float, measured: CompiledSizes, *, may_search: bool) -> Schedule | None:
@@ -239,8 +243,8 @@ def improved(model: StepModel, choice: Choice, limit: float, measured: CompiledS
     schedule = improve(before, limit, _EVALUATIONS)
     if schedule is before:
         return None
-    found = _kept(model, _Found(schedule, limit), limit, measured)
-    faster = None if found is None else choice_of(model, found)
+    found = _kept(model, Found(schedule, limit), limit, measured)
+    faster = None if found is None else choice_of(model, found.schedule)
     return faster if faster is not None and host_peak_of(model, faster) <= model.host_limit else None
 
 

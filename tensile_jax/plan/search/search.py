@@ -60,6 +60,13 @@ class Start(NamedTuple):
     spread: bool = False
 
 
+class Found(NamedTuple):
+    """A schedule, and the limit under which it was found."""
+
+    schedule: Schedule
+    limit: float
+
+
 # Each trades the time of the plan for the time of planning (`make bench-constants`, `make bench-planning`).
 _STARTS = (Start(0.05), Start(0.165), Start(0.36), Start(1.2), Start(0.36, spread=True), Start(0.6, spread=True))
 """Price 1.2 keeps nearly everything, and leaves the rest to repairs. Those with `spread` are for small steps."""
@@ -101,7 +108,7 @@ def fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule
     best = _either(model, evaluator, limit) if evaluator.new_of else _improved_once(model, evaluator, limit, float("inf"))
     if best is None or best.cost < _NOT_PERTURBED * model.whole_us:
         return best
-    return _perturbed(model, best, limit)
+    return perturbed(model, Found(best, limit)).schedule
 
 
 def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float = float("inf")) -> Schedule | None:
@@ -166,23 +173,29 @@ def _from_higher_limits(model: StepModel, evaluator: Evaluator, limit: float, up
     return schedule
 
 
-def _perturbed(model: StepModel, best: Schedule, limit: float) -> Schedule:
-    """A faster schedule, found by iterated local search: repaired under a lower limit, and improved under the limit again.
+def perturbed(model: StepModel, best: Found, keep: Callable[[Found], Found | None] = lambda found: found) -> Found:
+    """A faster schedule, found by iterated local search: repaired under a lower limit, and improved under its limit again.
 
     It ends after `_MORE_EVALUATIONS`, or once that has not led to a faster schedule.
+
+    Args:
+        keep: makes of a faster schedule one whose plan can be used; None if it makes none.
     """
-    end = best.evaluator.evaluated + _MORE_EVALUATIONS * _evaluations(model, best)
+    evaluator = best.schedule.evaluator
+    end = evaluator.evaluated + _MORE_EVALUATIONS * _evaluations(model, best.schedule)
     lower = iter(_LOWER)
     part = next(lower)
-    while best.evaluator.evaluated < end:
-        repaired = repair(best, part * limit, _REPAIRS)
-        improved = None if repaired is None else _improved(model, repaired, limit)
-        if improved is None or improved.cost >= _STILL_FASTER * best.cost:
-            part = next(lower, None) if best.cost > _SLOW * model.whole_us else None
+    while evaluator.evaluated < end:
+        repaired = repair(best.schedule, part * best.limit, _REPAIRS)
+        improved = None if repaired is None else _improved(model, repaired, best.limit)
+        faster = _STILL_FASTER * best.schedule.cost
+        kept = None if improved is None or improved.cost >= faster else keep(Found(improved, best.limit))
+        if kept is None or kept.schedule.cost >= faster:
+            part = next(lower, None) if best.schedule.cost > _SLOW * model.whole_us else None
             if part is None:
                 break
         else:
-            best = improved
+            best = kept
     return best
 
 
