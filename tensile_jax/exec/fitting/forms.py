@@ -100,22 +100,23 @@ def fit_for_less(compiled: CompiledPlan) -> CompiledPlan | None:
 
 
 class _Draft(NamedTuple):
-    """A plan that was made before plain jit's peak was known.
+    """What was planned before plain jit's peak was known.
 
     Attributes:
-        form: the form of the step that it is for.
+        form: the form of the step that was chosen.
+        precedent: its plan; None if the plan of such a form cannot be adapted, and is made once the peak is known.
         expected_bytes: plain jit's peak as predicted.
         spent: what it has taken.
     """
 
     form: Step
-    precedent: Precedent
+    precedent: Precedent | None
     expected_bytes: int
     spent: Spent
 
 
 def _drafted(fitting: Fitting, *, drive_loops: bool) -> _Draft | None:
-    """A plan under the share of plain jit's predicted peak, made while plain jit compiles to show its peak.
+    """The form and the plan for the share of plain jit's predicted peak, made while plain jit compiles to show its peak.
 
     None if a plan of the step is known that can be adapted sooner, or if other processes wait for plain jit's executable.
     """
@@ -129,8 +130,10 @@ def _drafted(fitting: Fitting, *, drive_loops: bool) -> _Draft | None:
         precedent = drafted(form)
     except BudgetTooSmall:
         return None
+    if precedent is None and (form.step.bodies or not form.planner.model.has_iterations):
+        return None
     expected = predicting.planner.whole_peak_bytes(predicting.measured)
-    return None if precedent is None else _Draft(form.step, precedent, expected, form.spent)
+    return _Draft(form.step, precedent, expected, form.spent)
 
 
 def _is_as_expected(draft: _Draft, fitting: Fitting) -> bool:
@@ -140,7 +143,7 @@ def _is_as_expected(draft: _Draft, fitting: Fitting) -> bool:
 
 
 def _fit_drafted(fitting: Fitting, draft: _Draft) -> CompiledPlan:
-    """The draft's plan, compiled, once it is adapted to what is known by now."""
+    """The plan of the draft's form, compiled: the draft's own, once it is adapted to what is known by now, or a new one."""
     form = fitting.of(draft.form)
     found = fit(form, draft.precedent)
     return replace(found, spent=draft.spent + (Spent() if form is fitting else fitting.spent) + found.spent)

@@ -202,7 +202,9 @@ def perturbed(model: StepModel, best: Found, keep: Callable[[Found], Found | Non
 def _from_cuts(
     model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool, with_others: bool = True
 ) -> Schedule | None:
-    """The fastest of the schedules that begin with minimum cuts, repaired and improved, and of the one with the least peak.
+    """The fastest of the schedules that begin with minimum cuts, repaired and improved.
+
+    The schedule with the least peak is one more of them if none of the others can be repaired, or if the step is small.
 
     Args:
         may_rise: whether to descend from higher limits if repairs have failed, or if the result is slow.
@@ -239,9 +241,10 @@ def _from_cuts(
     if may_rise and not found:
         may_rise = False
         add(_from_higher_limits(model, evaluator, limit, upper))
-    lowest = _least(model, evaluator)
-    if lowest.peak <= limit and (is_small or lowest.cost <= _IMPROVED * upper):
-        found.append(lowest)
+    if is_small or not found:
+        lowest = _least(model, evaluator)
+        if lowest.peak <= limit and (is_small or lowest.cost <= _IMPROVED * upper):
+            found.append(lowest)
     if not found:
         return None
     end = evaluator.evaluated + _ALL_EVALUATIONS

@@ -9,6 +9,8 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.exec.compiling.plain_jit import PlainJit
+from tensile_jax.exec.fitting import forms
+from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.plan import CompiledSizes, Planner
 from tests.builders import fresh
 
@@ -120,3 +122,21 @@ def test_what_compiling_has_shown_on_other_shapes_corrects_predictions(monkeypat
     with pytest.warns(UserWarning, match="planned and compiled again"):
         check(function, 6144)
     assert len(shown) == 1 and shown[0].alike and not shown[0].workspaces
+
+
+def test_the_form_of_a_step_with_opened_loops_is_chosen_once_while_plain_jit_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looped(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(weights: jax.Array) -> jax.Array:
+            return jnp.mean(jax.lax.scan(lambda h, w: (h + jnp.tanh(jax.nn.gelu(h @ w)), None), x, weights)[0] ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return weights - 0.1 * gradients, value
+
+    chosen: list[Fitting] = []
+    original = forms.fastest_form
+    monkeypatch.setattr(forms, "fastest_form", lambda *a, **k: (chosen.append(original(*a, **k)), chosen[-1])[1])
+    function = tensile.jit(looped, budget="60%", open_loops=True)
+    new, _ = function(jnp.stack(WEIGHTS), rows(4096))
+    np.testing.assert_allclose(new, jax.jit(looped)(jnp.stack(WEIGHTS), rows(4096))[0], rtol=1e-4, atol=1e-6)
+    assert [form.planner.model.has_iterations for form in chosen] == [True]
+    assert not function.plan(jnp.stack(WEIGHTS), rows(4096)).whole
