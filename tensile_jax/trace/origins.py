@@ -89,7 +89,7 @@ def _producer(jaxpr: Any, atom: Any, scope: str, tracebacks: tuple[Any, ...]) ->
     """What makes a value of the jaxpr: an operator, or (its position) an input of the jaxpr; None if neither does."""
     made = {v: (e, place) for e in jaxpr.eqns for place, v in enumerate(e.outvars)}
     inputs = {v: place for place, v in enumerate(jaxpr.invars)}
-    changed: _Maker | None = None  # the change of form that was met last
+    changed: _Maker | None = None  # the change of form that was met first, which is the last in the step
     while not isinstance(atom, Literal) and atom in made:
         equation, place = made[atom]
         inside = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
