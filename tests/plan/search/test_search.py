@@ -198,6 +198,22 @@ def test_what_is_searched_on_keeps_the_limit_and_makes_no_schedule_slower(
         plan_of(step, found)
 
 
+@pytest.mark.parametrize(("seed", "part"), [(12, 0.3), (17, 0.1)])
+def test_repairing_and_improving_again_takes_only_schedules_that_can_be_kept(seed: int, part: float) -> None:
+    step = odd_step(seed, most=60)
+    lowest, most = least(step, NOTHING).peak, whole_peak(step, NOTHING)
+    limit = lowest + part * max(most - lowest, 0)
+    schedule = search.fast(step, limit, NOTHING)
+    assert schedule is not None
+    begun = search.Found(schedule, limit)
+    assert search.perturbed(step, begun, lambda _: None) is begun
+    offered: list[search.Found] = []
+    best = search.perturbed(step, begun, lambda found: (offered.append(found), found)[1])
+    assert best.schedule.peak <= limit
+    assert best is offered[-1] and best.schedule.cost < schedule.cost
+    assert [one.schedule.cost for one in offered] == sorted((one.schedule.cost for one in offered), reverse=True)
+
+
 def test_a_step_that_holds_nothing_has_no_plan_below_zero() -> None:
     graph = graph_of(["y = heavy(x)", "z = heavy(y)", "w = heavy(z)"], sizes=dict.fromkeys("wxyz", 0), inputs="x", outputs="w")
     step = StepModel(graph, PROFILE, state_may_stay_out=True)
