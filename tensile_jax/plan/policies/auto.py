@@ -17,8 +17,8 @@ Three cases are special:
     - The device's allocator may hand out more than it is asked for. The search then begins with the quick plan, and repairs it
       under a lower limit: the limit minus the bytes that the allocator would hand out unasked under the quick plan. How many
       bytes it hands out differs from plan to plan, so plans are made faster under higher limits as long as they leave memory
-      unused. If the result is slow, another quick plan is made under the lower limit, and the faster one is taken. Only if the
-      quick plan cannot be repaired, the longer search is made.
+      unused. If the result is slow, and slower than the quick plan, another quick plan is made under the lower limit, and the
+      faster one is taken. Only if the quick plan cannot be repaired, the longer search is made.
     - If state may be on the host between two iterations, the search also starts from the plan of the policy `tensile`, which
       fills the link between host and device with copies of state. The search does not start there if the plan's segments and
       copies are joined into one executable (`StepModel.as_one_program`), in which some of these copies would free nothing.
@@ -58,6 +58,7 @@ _UNUSED = 0.005  # of the limit: unused memory for which a schedule is not impro
 _TRIES = 8  # limits tried while plans turn out to be above the limit (`make bench-constants`)
 _WITHOUT_TENSILE = 1.02  # of the whole step's time: faster schedules skip the comparison with `tensile` (`make bench-planning`)
 _SLOW = 1.2  # of the whole step's time: for slower schedules, another one is made under a lower limit (`make bench-planning`)
+_NEAR_QUICK = 1.01  # of the quick plan's time: the same for a schedule that is no slower although memory is handed out unasked
 _PROMISING = 1.05  # of the schedule's time: what the other one may take to be made faster (`make bench-planning`)
 _ALIKE_WITHOUT_SEARCH = 1.1  # of the whole step's time: iterations planned alike are taken without a search; not tuned
 _ALIKE_OVER_SEARCHED = 1.05  # of the searched plan's time: iterations planned alike compile one layer, not all; not tuned
@@ -92,8 +93,8 @@ def _auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | N
 def _beside_unasked(model: StepModel, quick: Schedule, limit: float, lower: float, measured: CompiledSizes) -> Schedule | None:
     """A schedule whose plan keeps the limit with the bytes that the allocator hands out unasked; None if no move leads there.
 
-    It is made from the quick plan. If it is slow, another one is made from a quick plan under the lower limit. The faster one is
-    the result.
+    It is made from the quick plan. If it is slow, and slower than the quick plan, another one is made from a quick plan under the
+    lower limit. The faster one is the result.
 
     Args:
         lower: the limit without the bytes that would be handed out unasked under the quick plan.
@@ -104,7 +105,7 @@ def _beside_unasked(model: StepModel, quick: Schedule, limit: float, lower: floa
     if first is None:
         return None
     best = perturbed(model, first, keep)
-    if best.schedule.cost > _SLOW * model.whole_us:
+    if best.schedule.cost > max(_SLOW * model.whole_us, _NEAR_QUICK * quick.cost):
         other = fast(model, lower, measured)
         second = None if other is None else keep(Found(other, lower))
         if second is not None and second.schedule.cost < _PROMISING * best.schedule.cost:
