@@ -263,8 +263,7 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
         upper = _OTHER_FORM_TIME * best_us if best_us < float("inf") else best_us
         form_us = form.quick_us(upper)
         if rewrite is not None and rewrite.series:
-            before_us = latest_us.get(rewrite.series, base_us)
-            if before_us < float("inf") and form_us >= _OTHER_FORM_TIME * before_us:
+            if _ends_series(form_us, latest_us.get(rewrite.series, base_us), has_loops=base.planner.model.has_iterations):
                 exhausted.add(rewrite.series)
             latest_us[rewrite.series] = form_us
         if form_us < upper:
@@ -272,6 +271,17 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
     if best_us == float("inf"):
         return min([base, *others()], key=lambda form: form.floor_bytes())
     return best
+
+
+def _ends_series(form_us: float, before_us: float, *, has_loops: bool) -> bool:
+    """Whether further rewrites of a series need not be tried, by the quick plans of the latest one and of the one before.
+
+    Quick plans of steps with opened loops treat iterations alike. So there may be none, although there are other plans, and their
+    times fall slowly from one rewrite to the next.
+    """
+    if has_loops:
+        return before_us <= form_us < float("inf")
+    return before_us < float("inf") and form_us >= _OTHER_FORM_TIME * before_us
 
 
 def _confirmed(forms: Iterable[Fitting], limit: float) -> Fitting | None:

@@ -24,14 +24,14 @@ Three cases are special:
       copies are joined into one executable (`StepModel.as_one_program`), in which some of these copies would free nothing.
     - A loop is *opened* if the step contains the operators of every iteration. For a step with opened loops, a plan that treats
       all iterations alike (`search/alike_iterations.py`) needs far fewer executables. The policy takes it if it is hardly slower
-      than the step as one executable, or than what the search finds.
+      than the step as one executable, or if local search without this condition does not make it much faster.
 """
 
 from functools import partial
 
 from tensile_jax.plan.policies.host_limit import host_peak_of, within_host_limit
 from tensile_jax.plan.policies.tensile.policy import tensile
-from tensile_jax.plan.search.alike_iterations import alike
+from tensile_jax.plan.search.alike_iterations import alike, in_all_iterations, possible_in_all
 from tensile_jax.plan.search.choice import (
     LEAST,
     WHOLE,
@@ -61,7 +61,7 @@ _SLOW = 1.2  # of the whole step's time: for slower schedules, another one is ma
 _NEAR_QUICK = 1.01  # of the quick plan's time: a schedule that is no slower than that is taken, too (`make bench-scale`)
 _PROMISING = 1.05  # of the schedule's time: what the other one may take to be made faster (`make bench-planning`)
 _ALIKE_WITHOUT_SEARCH = 1.1  # of the whole step's time: iterations planned alike are taken without a search; not tuned
-_ALIKE_OVER_SEARCHED = 1.05  # of the searched plan's time: iterations planned alike compile one layer, not all; not tuned
+_ALIKE_OVER_OTHERS = 1.05  # of the time without this condition: iterations planned alike compile one layer, not all; not tuned
 
 
 def auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
@@ -147,18 +147,18 @@ def _kept(model: StepModel, found: Found, limit: float, measured: CompiledSizes,
                 return None
             found = Found(again, lower)
             continue
-        if is_exact or model.has_iterations or higher < best.limit + _UNUSED * limit:
+        if is_exact or higher < best.limit + _UNUSED * limit or (model.has_iterations and _is_fast(model, best.schedule)):
             break
-        found = Found(improve(best.schedule, higher, _EVALUATIONS), higher)
+        found = Found(_improved(model, best.schedule, higher), higher)
     return best
 
 
 def _under(model: StepModel, schedule: Schedule, limit: float, measured: CompiledSizes, *, may_search: bool) -> Schedule | None:
     """The schedule, repaired under a limit, or another one that is found under it."""
     far = limit < _REPAIRED * schedule.peak
-    repaired = None if model.has_iterations or (far and may_search) else repair(schedule, limit, _REPAIRS)
+    repaired = None if far and may_search else _repaired(model, schedule, limit)
     if repaired is not None:
-        return improve(repaired, limit, _EVALUATIONS)
+        return _improved(model, repaired, limit)
     return _fastest(model, limit, measured) if may_search else None
 
 
@@ -191,20 +191,34 @@ def _needed_limit(plan: Plan, schedule: Schedule, limit: float) -> float:
 
 def _fastest(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
     """The fastest schedule under the limit, or one that treats iterations of loops alike and is hardly slower."""
+    if model.has_iterations:
+        return _fastest_with_loops(model, limit, measured)
+    found = fastest(model, limit, measured)
+    is_fast = found is not None and found.step_us <= _WITHOUT_TENSILE * model.whole_us
+    if is_fast or model.in_one_program or not model.state_may_stay_out:
+        return found
+    return _as_tensile(model, limit, measured, found)
+
+
+def _fastest_with_loops(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
+    """The schedule that treats iterations alike, unless others are much faster: that schedule improved without this condition, or
+    one that is searched without it.
+    """
     same = alike(model, limit, measured)
-    if same is not None and same.step_us <= _ALIKE_WITHOUT_SEARCH * model.whole_us:
+    if same is None:
+        return fastest(model, limit, measured)
+    if _is_fast(model, same):
         return same
-    other = fastest(model, limit, measured)
-    if (
-        model.state_may_stay_out
-        and not model.in_one_program
-        and not model.has_iterations
-        and (other is None or other.step_us > _WITHOUT_TENSILE * model.whole_us)
-    ):
-        other = _as_tensile(model, limit, measured, other)
-    if same is None or (other is not None and same.step_us > _ALIKE_OVER_SEARCHED * other.step_us):
-        return other
-    return same
+    free = perturbed(model, Found(improve(same, limit, _EVALUATIONS), limit)).schedule
+    if same.step_us <= _ALIKE_OVER_OTHERS * free.step_us:
+        return same
+    searched = fastest(model, limit, measured)
+    return free if searched is None else min(free, searched, key=lambda schedule: schedule.cost)
+
+
+def _is_fast(model: StepModel, schedule: Schedule) -> bool:
+    """Whether a schedule that treats iterations alike is taken as it is."""
+    return schedule.step_us <= _ALIKE_WITHOUT_SEARCH * model.whole_us
 
 
 def _as_tensile(model: StepModel, limit: float, measured: CompiledSizes, other: Schedule | None) -> Schedule | None:
@@ -216,12 +230,26 @@ def _as_tensile(model: StepModel, limit: float, measured: CompiledSizes, other: 
     return schedule if other is None or schedule.cost < other.cost else other
 
 
+def _repaired(model: StepModel, schedule: Schedule, limit: float) -> Schedule | None:
+    """The schedule under the limit. If it treats the iterations of loops alike, it still does so."""
+    return repair(schedule, limit, _REPAIRS, elsewhere=in_all_iterations(model, schedule))
+
+
+def _improved(model: StepModel, schedule: Schedule, limit: float) -> Schedule:
+    """The schedule, made faster under the limit. If it treats the iterations of loops alike, it still does so."""
+    return improve(schedule, limit, _EVALUATIONS, elsewhere=in_all_iterations(model, schedule))
+
+
+def _schedule_of(model: StepModel, choice: Choice, measured: CompiledSizes) -> Schedule:
+    assert choice.layout is not None
+    return schedule_of(model, choice.layout, measured, possible_in_all(model) if model.has_iterations else ())
+
+
 def revise(model: StepModel, choice: Choice, limit: float, measured: CompiledSizes) -> Choice | None:
     """The choice with as few changes as bring it under the limit; None if the search finds none."""
-    assert choice.layout is not None
     lower = limit
     for _ in range(_TRIES):
-        schedule = repair(schedule_of(model, choice.layout, measured), lower, _REPAIRS)
+        schedule = _repaired(model, _schedule_of(model, choice, measured), lower)
         if schedule is None:
             return None
         revised = choice_of(model, schedule)

@@ -10,7 +10,7 @@ None if the policy has no plan under the limit. The limit `LEAST` asks for the p
 policy has a choice. `measured` contains the sizes that XLA has reported for executables compiled so far. They replace estimates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -116,9 +116,13 @@ def with_small_tensors(
     return Layout(tuple(boundaries), dict(sorted(found.items())))
 
 
-def schedule_of(model: StepModel, layout: Layout, measured: CompiledSizes) -> Schedule:
-    """The schedule of a layout, from which its segments' workspaces follow; residencies are kept as the layout says."""
-    made = _assembled(model, layout, measured)
+def schedule_of(model: StepModel, layout: Layout, measured: CompiledSizes, possible: Collection[int] = ()) -> Schedule:
+    """The schedule of a layout, from which its segments' workspaces follow; residencies are kept as the layout says.
+
+    Args:
+        possible: places where moves may cut the schedule, beside those where every schedule of the step may be cut.
+    """
+    made = _assembled(model, layout, measured, possible)
     assert made is not None, "a layout keeps what its segments compute tensors from"
     return made
 
@@ -136,16 +140,13 @@ def is_possible(model: StepModel, choice: Choice) -> bool:
     )
 
 
-def _assembled(model: StepModel, layout: Layout, measured: CompiledSizes) -> Schedule | None:
-    evaluator = model.evaluator_for(_uncommon(model, layout.boundaries)).with_measured(measured)
+def _assembled(model: StepModel, layout: Layout, measured: CompiledSizes, possible: Collection[int] = ()) -> Schedule | None:
+    others = {*layout.boundaries, *possible} - set(model.boundaries)
+    evaluator = model.evaluator_for(tuple(sorted(others))).with_measured(measured)
     at_place = {place: cut for cut, place in enumerate(evaluator.places)}
     cuts = [at_place[place] for place in layout.boundaries]
     several = [layout.residencies.get(t, ()) for (t,) in evaluator.condensed.tensors]
     return assemble(evaluator, cuts, several, as_they_are=True)
-
-
-def _uncommon(model: StepModel, boundaries: Sequence[int]) -> tuple[int, ...]:
-    return tuple(b for b in boundaries if b not in set(model.boundaries))
 
 
 def workspaces_of(schedule: Schedule) -> list[tuple[int, bool]]:

@@ -99,6 +99,16 @@ def test_more_chunks_are_not_tried_once_twice_as_many_gain_little(monkeypatch: p
     assert tried == list(times)[:3]
 
 
+@pytest.mark.parametrize(
+    ("before_us", "form_us", "ends"),
+    [(100.0, 99.0, False), (100.0, 100.0, True), (100.0, float("inf"), False), (float("inf"), 100.0, False)],
+)
+def test_with_loops_a_series_goes_on_while_it_gains_or_nothing_is_known(before_us: float, form_us: float, ends: bool) -> None:
+    assert forms._ends_series(form_us, before_us, has_loops=True) == ends
+    without_loops = before_us < float("inf")  # each of these gains too little to go on
+    assert forms._ends_series(form_us, before_us, has_loops=False) == without_loops
+
+
 def test_a_lower_budget_takes_the_variant_of_the_next_higher_one_though_the_step_as_it_is_seems_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

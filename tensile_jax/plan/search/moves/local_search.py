@@ -16,7 +16,6 @@ same.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import pairwise
 from math import sqrt
 from typing import NamedTuple, TypeGuard
@@ -24,7 +23,18 @@ from typing import NamedTuple, TypeGuard
 from tensile_jax.plan.result.layout import BEGINS, COPIED
 from tensile_jax.plan.search.condensed.condensed_step import members
 from tensile_jax.plan.search.moves import residency_moves
-from tensile_jax.plan.search.moves.boundary_moves import merged, split
+from tensile_jax.plan.search.moves.addressed_moves import (
+    LEAST_GAIN,
+    Move,
+    keep_at,
+    merge_at,
+    merged_under,
+    move_boundary,
+    shift_across_by,
+    shift_by,
+    stay_between,
+)
+from tensile_jax.plan.search.moves.boundary_moves import split
 from tensile_jax.plan.search.moves.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
 
@@ -41,7 +51,6 @@ _REPAIRS = 16  # moves that repair what a change has brought above the limit
 _FAILED = 6  # consecutive repairs that save no time before the others are skipped
 _WORTH = 0.01  # of the time: what a round of changes must save to be followed by another
 _BEHIND = 1.08  # of the wanted time: schedules that are slower are not repaired
-_EPS = 1e-3  # microseconds; less is no gain
 _WORTH_KEEPING_US = 0.05  # a tensor that takes less time to compute again is not kept
 _STAYING, _SHIFTED = 0.5, 0.2  # of the time of copies: what changes of swaps are expected to save; orders the changes
 _SHIFTS = ((1, 0), (0, -1), (1, -1), (-1, 0), (0, 1), (3, 0), (0, -3))  # of the two ends of an absence, in segments
@@ -49,13 +58,25 @@ _SHIFTS_ACROSS = ((-1, 0), (0, 1), (-1, 1), (1, 0), (0, -1), (-3, 0), (0, 3))
 _MOVES = (-1, 1, -2, 2, -4, 4)  # of a boundary, in possible boundaries
 
 
+Elsewhere = Callable[[Schedule, Move, Schedule], Schedule | None]
+"""Given a schedule, a move, and the schedule after the move: makes the move elsewhere, too (`in_all_iterations.py`)."""
+
+
 def repair(
-    schedule: Schedule, limit: float, most: int, upper: float = float("inf"), evaluations: float = float("inf")
+    schedule: Schedule,
+    limit: float,
+    most: int,
+    upper: float = float("inf"),
+    evaluations: float = float("inf"),
+    elsewhere: Elsewhere | None = None,
 ) -> Schedule | None:
     """A schedule under the limit that is faster than `upper`, after at most `most` moves; None if none was found.
 
-    The first limits are higher, from `_STAGE` times the peak down, so that the highest peaks are lowered first. `evaluations` is
-    the most segments that are evaluated.
+    The first limits are higher, from `_STAGE` times the peak down, so that the highest peaks are lowered first.
+
+    Args:
+        evaluations: the most segments that are evaluated.
+        elsewhere: makes each move elsewhere, too.
 
     A repair gives up early in two cases: `most` moves would not suffice at the rate so far, or the result would be slower than
     `upper` even if each further byte took only a quarter of the time so far.
@@ -74,18 +95,14 @@ def repair(
             return None
         if made >= _RATED and _LATER_US * (schedule.cost - begun_us) * excess >= (upper - schedule.cost) * (begun - excess) > 0:
             return None
-        lower = _best_move(schedule, stage, upper)
+        lower = _best_move(schedule, stage, upper, elsewhere)
         if lower is None:
             return None
         schedule = lower
     return schedule if schedule.peak <= limit else None
 
 
-Lowering = Callable[[Schedule], Schedule | None]
-"""A move that may lower the peak of a segment."""
-
-
-def _best_move(schedule: Schedule, limit: float, upper: float) -> Schedule | None:
+def _best_move(schedule: Schedule, limit: float, upper: float, elsewhere: Elsewhere | None) -> Schedule | None:
     """The schedule after the move that adds the least time for each byte of the excess that it removes, if it is faster than
     `upper`; None if there is none."""
     excess, cost = schedule.excess(limit), schedule.cost
@@ -95,10 +112,10 @@ def _best_move(schedule: Schedule, limit: float, upper: float) -> Schedule | Non
         less = 0.0 if new is None else excess - new.excess(limit)
         if new is None or less <= 0 or (least := new.least_cost) >= upper:
             return float("inf")
-        bound = (max(least - cost, 0.0) + _EPS) / less
+        bound = (max(least - cost, 0.0) + LEAST_GAIN) / less
         if bound > best:
             return bound
-        return (max(new.cost - cost, 0.0) + _EPS) / less if new.cost < upper and new.keeps_host_limit else float("inf")
+        return (max(new.cost - cost, 0.0) + LEAST_GAIN) / less if new.cost < upper and new.keeps_host_limit else float("inf")
 
     for j in worst(schedule, limit):
         best: Schedule | None = None
@@ -108,6 +125,9 @@ def _best_move(schedule: Schedule, limit: float, upper: float) -> Schedule | Non
                 continue
             new = move(schedule)
             rate = rated(new, best_rate)
+            if new is not None and elsewhere is not None and rate < _HOPEFUL * best_rate:
+                new = elsewhere(schedule, move, new)
+                rate = rated(new, best_rate)
             if rate < best_rate:
                 best, best_rate = new, rate
         if best is not None:
@@ -120,7 +140,7 @@ def worst(schedule: Schedule, limit: float) -> list[int]:
     return sorted(over, key=lambda j: -schedule.peaks[j])[:3]
 
 
-def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[tuple[float, Lowering]]:
+def lowering(schedule: Schedule, j: int, limit: float, most_us: float) -> Iterator[tuple[float, Move]]:
     """Moves after which segment j may hold less, except those that are expected to add `most_us` or more.
 
     Each has an estimate of the time that it adds for each byte of the excess that it removes. The estimate is mostly too low.
@@ -178,7 +198,7 @@ def _swap_us(schedule: Schedule, gap: Gap, risk: float) -> float:
 
 def released(
     schedule: Schedule, gap: Gap, j: int, limit: float, rate: Callable[[float, float, int, int], float]
-) -> Iterator[tuple[float, Lowering]]:
+) -> Iterator[tuple[float, Move]]:
     step = schedule.evaluator.condensed
     nbytes, recipe = step.nbytes[gap.t], step.recipes[gap.t]
     if gap.before < schedule.count and recipe is not None:
@@ -191,11 +211,11 @@ def released(
         for gone, back in windows(schedule, gap, j, limit):
             if gone < back and (gone, back) not in seen:
                 seen.add((gone, back))
-                move = partial(residency_moves.swap, gap=gap, gone=gone, back=back)
+                move = Move(residency_moves.swap, (gap, gone, back))
                 yield rate(us, nbytes, gone, back), move
 
 
-def made_later(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
+def made_later(schedule: Schedule, gap: Gap) -> Iterator[Move]:
     """Makes a result of the step later: in the last segment, or in the one with the least peak, and does not keep it
     until then.
     """
@@ -204,10 +224,10 @@ def made_later(schedule: Schedule, gap: Gap) -> Iterator[Lowering]:
         yield from dropped(gap._replace(before=before))
 
 
-def dropped(gap: Gap) -> Iterator[Lowering]:
+def dropped(gap: Gap) -> Iterator[Move]:
     """Drops the tensor in the gap, so that it is computed again: with its sources kept, and without."""
     for keep_sources in (False, True):
-        yield partial(residency_moves.drop, gap=gap, keep_sources=keep_sources)
+        yield Move(residency_moves.drop, (gap, keep_sources))
 
 
 def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tuple[int, int]]:
@@ -235,7 +255,7 @@ def windows(schedule: Schedule, gap: Gap, j: int, limit: float) -> Iterator[tupl
     yield low, high
 
 
-def sent_across(schedule: Schedule, j: int) -> Iterator[Lowering]:
+def sent_across(schedule: Schedule, j: int) -> Iterator[Move]:
     """State that is idle in segment j, before its first use or after its update, is on the host across the iteration boundary."""
     evaluator = schedule.evaluator
     ranked: list[tuple[float, int]] = []
@@ -260,30 +280,25 @@ def sent_across(schedule: Schedule, j: int) -> Iterator[Lowering]:
         out_ends = out_free[gone] + evaluator.out_us[old]
         while gone < schedule.count and begins[gone] < out_ends and not last < j <= gone:
             gone += 1
-        yield partial(residency_moves.send_across, old=old, back=back, gone=gone)
+        yield Move(residency_moves.send_across, (old, back, gone))
 
 
-def splits(schedule: Schedule, j: int) -> Iterator[Lowering]:
+def splits(schedule: Schedule, j: int) -> Iterator[Move]:
     a, b = schedule.cuts[j], schedule.cuts[j + 1]
     inner = range(a + 1, b)
     chosen = sorted({inner[len(inner) * i // 4] for i in range(4)}) if len(inner) > 4 else inner
     for cut in chosen:
-        yield partial(split, j=j, cut=cut)
+        yield Move(split, (j, cut))
 
 
-def merges(schedule: Schedule, j: int, limit: float) -> Iterator[Lowering]:
+def merges(schedule: Schedule, j: int, limit: float) -> Iterator[Move]:
     """Segment j and a neighbour are one segment under the limit: XLA reuses the memory of what it need not leave behind."""
     for i in (j, j + 1):
         if 0 < i < schedule.count and schedule.count > 2:
-            yield partial(_merged_under, i=i, limit=limit)
+            yield Move(merged_under, (i, limit))
 
 
-def _merged_under(schedule: Schedule, i: int, limit: float) -> Schedule | None:
-    new = merged(schedule, i, limit=limit)
-    return new if new is not None and new.peaks[i - 1] <= limit else None
-
-
-def absences_with(schedule: Schedule, j: int) -> Iterator[Lowering]:
+def absences_with(schedule: Schedule, j: int) -> Iterator[Move]:
     """Extends absences to segment j for tensors that are only on their way there: they leave sooner, or come back later."""
     for t in sorted(schedule.swapped):
         residencies = schedule.residencies[t]
@@ -297,22 +312,29 @@ def absences_with(schedule: Schedule, j: int) -> Iterator[Lowering]:
                 ends = gone, j + 1
             else:
                 continue
-            move = partial(residency_moves.shift, t=t, number=number, gone=ends[0], back=ends[1])
+            move = Move(residency_moves.shift, (t, number, *ends))
             yield move
 
 
-def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float("inf")) -> Schedule:
+def improve(
+    schedule: Schedule, limit: float, budget: int, wanted: float = float("inf"), elsewhere: Elsewhere | None = None
+) -> Schedule:
     """A faster schedule under the limit, after evaluating about `budget` segments.
 
-    A schedule more than `_BEHIND` times as slow as `wanted`, the cost of another schedule, is not repaired.
+    A schedule more than `_BEHIND` times as slow as `wanted`, the cost of another schedule, is not repaired. `elsewhere` makes
+    each change elsewhere, too.
     """
     evaluator = schedule.evaluator
     end = evaluator.evaluated + budget
 
     def saves(new: Schedule | None) -> TypeGuard[Schedule]:
-        if new is None or new.least_cost >= schedule.cost - _EPS:
+        if new is None or new.least_cost >= schedule.cost - LEAST_GAIN:
             return False
-        return new.cost < schedule.cost - _EPS and new.keeps_host_limit
+        return new.cost < schedule.cost - LEAST_GAIN and new.keeps_host_limit
+
+    def changed(change: Change) -> Schedule | None:
+        new = change.move(schedule)
+        return new if elsewhere is None or not saves(new) else elsewhere(schedule, change.move, new)
 
     while evaluator.evaluated < end:
         before = schedule.cost
@@ -320,7 +342,7 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
         for change in changes(schedule):
             if evaluator.evaluated >= end:
                 break
-            new = change.move(schedule, *change.arguments)
+            new = changed(change)
             if not saves(new):
                 continue
             excess = new.excess(limit)
@@ -334,9 +356,9 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
         for _, change in sorted(above, key=lambda one: one[0]):
             if evaluator.evaluated >= end or failed == _FAILED:
                 break
-            new = change.move(schedule, *change.arguments)
+            new = changed(change)
             if saves(new) and new.excess(limit):
-                new = repair(new, limit, _REPAIRS, schedule.cost - _EPS)
+                new = repair(new, limit, _REPAIRS, schedule.cost - LEAST_GAIN, elsewhere=elsewhere)
             if saves(new):
                 schedule, failed = new, 0
             else:
@@ -347,12 +369,11 @@ def improve(schedule: Schedule, limit: float, budget: int, wanted: float = float
 
 
 class Change(NamedTuple):
-    """A change that may save `gain` microseconds: `move(schedule, *arguments)` returns the changed schedule, or None."""
+    """A move that may save `gain` microseconds."""
 
     gain: float
     kind: int
-    arguments: tuple[int, ...]
-    move: Callable[..., Schedule | None]
+    move: Move
 
 
 def changes(schedule: Schedule) -> list[Change]:
@@ -365,80 +386,22 @@ def changes(schedule: Schedule) -> list[Change]:
         for t in members(account.again):
             recipe = step.recipes[t]
             if recipe is not None and recipe.us > _WORTH_KEEPING_US:
-                found.append(Change(recipe.us, 0, (t, node), _keep))
+                found.append(Change(recipe.us, 0, Move(keep_at, (t, node))))
     for old in evaluator.new_of:
         several = schedule.residencies[old]
         if several and several[0].arrival == COPIED:
             copies_us = evaluator.out_us[old] + evaluator.in_us[old]
-            found.append(Change(copies_us, 5, (old,), residency_moves.keep_across))
-            found += [Change(_SHIFTED * copies_us, 6, (old, *by), _shift_across) for by in _SHIFTS_ACROSS]
+            found.append(Change(copies_us, 5, Move(residency_moves.keep_across, (old,))))
+            found += [Change(_SHIFTED * copies_us, 6, Move(shift_across_by, (old, *by))) for by in _SHIFTS_ACROSS]
     for t in sorted(schedule.swapped):
         copies_us = evaluator.out_us[t] + evaluator.in_us[t]
         for number in range(len(schedule.residencies[t]) - 1):
-            found.append(Change(_STAYING * copies_us, 1, (t, number), _stay))
-            found += [Change(_SHIFTED * copies_us, 2, (t, number, *by), _shift) for by in _SHIFTS]
+            found.append(Change(_STAYING * copies_us, 1, Move(stay_between, (t, number))))
+            found += [Change(_SHIFTED * copies_us, 2, Move(shift_by, (t, number, *by))) for by in _SHIFTS]
     launch_us = evaluator.profile.launch_us
     for j in range(1, schedule.count):
         cut = schedule.cuts[j]
-        found.append(Change(launch_us + schedule.written_us[j - 1], 3, (cut,), _merge))
-        found += [Change(launch_us, 4, (cut, by), _move) for by in _MOVES]
-    found.sort(key=lambda change: (-change.gain, change.kind, change.arguments))
+        found.append(Change(launch_us + schedule.written_us[j - 1], 3, Move(merge_at, (cut,))))
+        found += [Change(launch_us, 4, Move(move_boundary, (cut, by))) for by in _MOVES]
+    found.sort(key=lambda change: (-change.gain, change.kind, change.move.arguments))
     return found
-
-
-def _segment_from(schedule: Schedule, node: int) -> int | None:
-    """The segment that begins with this node."""
-    bounds = schedule.evaluator.condensed.boundaries
-    return next((j for j in range(schedule.count) if bounds[schedule.cuts[j]] == node), None)
-
-
-def _keep(schedule: Schedule, t: int, node: int) -> Schedule | None:
-    m = _segment_from(schedule, node)
-    if m is None or not schedule.accounts[m].again >> t & 1:
-        return None
-    return residency_moves.keep(schedule, t, m)
-
-
-def _stay(schedule: Schedule, t: int, number: int) -> Schedule | None:
-    return residency_moves.stay(schedule, t, number) if number + 1 < len(schedule.residencies[t]) else None
-
-
-def _shift(schedule: Schedule, t: int, number: int, d: int, e: int) -> Schedule | None:
-    residencies = schedule.residencies[t]
-    if number + 1 >= len(residencies) or not residencies[number].leaves or residencies[number + 1].arrival != COPIED:
-        return None
-    one, two = residencies[number], residencies[number + 1]
-    gone, back = one.last + 1 + d, two.first + e
-    need = schedule.last_use(t, one.first, one.last)
-    use = schedule.first_use(t, two.first, two.last)
-    if gone <= max(need, one.first - 1) or back > min(use, schedule.count) or gone >= back:
-        return None
-    return residency_moves.shift(schedule, t, number, gone, back)
-
-
-def _shift_across(schedule: Schedule, old: int, d: int, e: int) -> Schedule | None:
-    kept = residency_moves.keep_across(schedule, old)
-    if kept is None:
-        return None
-    back = schedule.residencies[old][0].first + d
-    gone = schedule.residencies[schedule.evaluator.new_of[old]][-1].last + 1 + e
-    if back < 0 or gone > schedule.count:
-        return None
-    return residency_moves.send_across(kept, old, back, gone)
-
-
-def _merge(schedule: Schedule, cut: int) -> Schedule | None:
-    if cut not in schedule.cuts[1:-1]:
-        return None
-    return merged(schedule, schedule.cuts.index(cut), upper=schedule.cost - _EPS)
-
-
-def _move(schedule: Schedule, cut: int, d: int) -> Schedule | None:
-    if cut not in schedule.cuts[1:-1]:
-        return None
-    j = schedule.cuts.index(cut)
-    to = cut + d
-    if not schedule.cuts[j - 1] < to < schedule.cuts[j + 1]:
-        return None
-    new = split(schedule, j if d > 0 else j - 1, to)
-    return None if new is None else merged(new, j if d > 0 else j + 1, upper=schedule.cost - _EPS)

@@ -83,7 +83,7 @@ def _replaced(schedule: Schedule, t: int, residencies: Several, also: Iterable[t
     return new if new.settle(touched, idle) else None
 
 
-def drop(schedule: Schedule, gap: Gap, *, keep_sources: bool) -> Schedule | None:
+def drop(schedule: Schedule, gap: Gap, keep_sources: bool) -> Schedule | None:
     """Compute the tensor again in segment `gap.before`.
 
     With `keep_sources`, what it is computed from is kept until then; otherwise that is computed again too.
