@@ -405,6 +405,7 @@ def _within(
             chosen = fitting.revised(chosen.choice, goal, attempt)
         if chosen is None and given is None:
             chosen = fitting.chosen_with_margin(goal, attempt)
+            chosen = (fitting.chosen_in_hope(goal, chosen) if attempt == 1 else None) or chosen
         if chosen is None or chosen.plan.step_us > faster_than:
             return None
         found = _tried(fitting, chosen.choice, goal, likely=attempt <= _LIKELY_ATTEMPTS)

@@ -41,6 +41,7 @@ away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
 _ADAPTED, _SAME_SHARE = 1.03, 1.05
 """A plan of other shapes is adapted if the slowdown and the share of plain jit's peak differ by no more. More saves more searches
 and may give slower plans (not tuned)."""
+_WORTH_HOPING = 1.5  # how many times as fast a plan must be that corrected predictions rule out, to be compiled; not tuned
 _NOT_JOINED = (
     "launch={!r} was asked for. Each segment is launched by itself, since joined they need more than the budget, or since "
     "there is a copy at every boundary."
@@ -204,6 +205,19 @@ class Fitting:
         measured = self.with_margin(goal, attempt)
         with self._planning():
             return _with_or_without_hints(lambda sizes: self.planner.plan(goal, sizes), measured)
+
+    def chosen_in_hope(self, goal: Goal, expected: Planned | None) -> Planned | None:
+        """The planner's choice if what compiling has shown of some segments says nothing of others, and if it is then much faster
+        than `expected`; otherwise None.
+
+        Segments compiled for another budget may differ much from those that this one needs.
+        """
+        most_us = float("inf") if expected is None else expected.plan.step_us / _WORTH_HOPING
+        if not self.measured.workspaces or most_us <= self.planner.model.whole_us:
+            return None
+        with self._planning():
+            found = self.planner.plan(goal, self.measured.without_corrections())
+        return found if found is not None and found.plan.step_us < most_us else None
 
     def revised(self, choice: Choice, goal: Goal, attempt: int) -> Planned | None:
         """This choice with as few changes as bring it under the limit with the margin; None if there is no such choice."""

@@ -44,6 +44,22 @@ def test_the_plan_is_revised_though_with_caution_it_cannot_be() -> None:
     assert found is not None and found.plan.peak_bytes <= budget
 
 
+def test_a_much_faster_plan_is_tried_that_only_corrected_predictions_rule_out() -> None:
+    fitting, choice, budget = shown(times=4)
+    goal = fitting.goal()
+    scratch, slow = fitting.planner.plan(goal, CompiledSizes()), fitting.chosen_with_margin(goal, 2)
+    assert scratch is not None and scratch.choice.key == choice.key and slow is not None
+    slower = slow._replace(plan=replace(slow.plan, step_us=100 * slow.plan.step_us))
+    hoped = fitting.chosen_in_hope(goal, slower)
+    assert hoped is not None and hoped.choice.key != choice.key  # that one is known to exceed the budget
+    assert hoped.plan.peak_bytes <= budget and hoped.plan.step_us <= slow.plan.step_us
+    assert fitting.chosen_in_hope(goal, None) is not None
+    as_fast = hoped._replace(plan=replace(hoped.plan, step_us=1.4 * hoped.plan.step_us))
+    assert fitting.chosen_in_hope(goal, as_fast) is None
+    fitting.known = replace(fitting.known, measured=CompiledSizes())
+    assert fitting.chosen_in_hope(goal, slower) is None
+
+
 def test_where_nothing_was_compiled_no_plan_is_sought_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     function = tensile.jit(sgd_step, budget=2**40, donate_argnums=0)
     function(weights(3), batch(rows=1650))

@@ -265,12 +265,12 @@ class Evaluator:
         """The workspace of the segment between two boundaries, and whether it was measured."""
         places = self.places[a], self.places[b]
         predicted = predicted_workspace(account, self.profile)
-        if not self._compared:
-            return int(predicted * self._measured.prior) + self._measured.margin, False
         if places in self._at_places:
             known = self._measured.workspaces.get(self.key(a, b, account.again, wanted))
             if known is not None:
                 return known.nbytes, True
+        if not self._compared:
+            return int(predicted * self._measured.prior) + self._measured.margin, False
         if places not in self._corrections:
             self._corrections[places] = correction(*places, self._measured)
         ratio, copied = self._corrections[places]

@@ -67,6 +67,7 @@ class CompiledSizes:
     segment that was not compiled yet. `prior` is the ratio by which predictions are corrected where no segment was compiled yet.
     `alike` are workspaces of the same step on other shapes, which correct predictions in the same way as `workspaces`.
     `cautious` says whether a part of a compiled segment is expected to exceed its prediction in the same ratio as that segment.
+    With `corrects` false, no prediction is corrected.
     """
 
     workspaces: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
@@ -75,15 +76,20 @@ class CompiledSizes:
     prior: float = 1.0
     alike: Mapping[SegmentKey, Compared] = field(default_factory=dict[SegmentKey, Compared])
     cautious: bool = False
+    corrects: bool = True
 
     @property
     def compared(self) -> Mapping[SegmentKey, Compared]:
         """The workspaces by which predictions are corrected."""
-        return {**self.alike, **self.workspaces}
+        return {**self.alike, **self.workspaces} if self.corrects else {}
 
     def without_hints(self) -> "CompiledSizes":
         """Only what compiling has shown of this step."""
         return replace(self, margin=0, prior=1.0, alike={}, cautious=False)
+
+    def without_corrections(self) -> "CompiledSizes":
+        """Only the sizes of compiled segments themselves; those of all others are as predicted at first."""
+        return replace(self.without_hints(), corrects=False)
 
 
 def predicted_workspace(account: SegmentAccount, profile: DeviceProfile) -> int:

@@ -147,3 +147,15 @@ def test_the_floor_takes_predictions_at_their_word_until_they_are_refuted(beyond
     refuted = CompiledSizes(compared(schedule, shown))
     assert (peak_of(step, choice_of(step, schedule), refuted) > floor_bytes(step, CompiledSizes())) == (beyond > 0)
     assert floor_bytes(step, refuted) >= floor_bytes(step, CompiledSizes())
+
+
+def test_without_corrections_compiled_segments_keep_their_sizes_and_others_are_as_predicted_at_first() -> None:
+    step = some_step()
+    schedule = least(step, CompiledSizes())
+    predicted = [workspace(schedule, CompiledSizes(), j)[0] for j in range(schedule.count)]
+    shown_of_all = compared(schedule, [3 * nbytes + 100 for nbytes in predicted])
+    first = next(key for key in shown_of_all if key[0] == 0)
+    sizes = CompiledSizes({first: shown_of_all[first]}, cautious=True, margin=7).without_corrections()
+    found = [workspace(schedule, sizes, j) for j in range(schedule.count)]
+    assert found[0] == (shown_of_all[first].nbytes, True)
+    assert found[1:] == [(nbytes, False) for nbytes in predicted[1:]]
