@@ -55,6 +55,11 @@ class Iterations:
         position = operators[place].position if place < len(operators) and operators[place].iterations else None
         return {} if position is None else self._of_operator[position]
 
+    def of_iteration(self, place: int) -> Sequence[int]:
+        """The places of the operators in the same iteration as the operator at a place, itself among them."""
+        op = self._step.graph.operators[place]
+        return self._places[op.position[:-1], op.iterations]
+
     def dropped_at(self, price: float) -> dict[TensorId, int]:
         """The tensors that are dropped at this price in most iterations, each with the last place up to which it is kept."""
         found = dict(self._step.dropped_at(price).dropped)

@@ -48,7 +48,8 @@ class InAllIterations:
     def __call__(self, before: Schedule, move: Move, after: Schedule) -> Schedule | None:
         """The schedule after the move in the other iterations; where it cannot be made, nothing changes.
 
-        None if a boundary would have to lie where none is possible.
+        None if a boundary would have to lie where none is possible, or if all iterations would become one segment, which takes
+        the longer to compile the more iterations there are.
 
         Args:
             before: the schedule for which the move was found.
@@ -62,7 +63,7 @@ class InAllIterations:
         return after
 
     def _elsewhere(self, before: Schedule, move: Move) -> Iterator[_Found | None]:
-        """What finds the move in each of the other iterations; None where it needs a boundary that is not possible."""
+        """What finds the move in each of the other iterations; None where it must not be made."""
         function, arguments = move.function, move.arguments
         if function in (residency_moves.drop, residency_moves.swap):
             gap: Gap = arguments[0]
@@ -78,14 +79,24 @@ class InAllIterations:
             yield from map(_kept, self._tensors_like(arguments[0]))
         elif function is split:
             yield from (None if cut is None else _split(cut) for cut in self._cuts_like(arguments[1]))
-        elif function is merged_under:
-            yield from (None if cut is None else _merged(cut) for cut in self._cuts_like(before.cuts[int(arguments[0])]))
-        elif function is merge_at:
-            yield from (None if cut is None else _always(merge_at, cut) for cut in self._cuts_like(arguments[0]))
+        elif function in (merged_under, merge_at):
+            removed = int(arguments[0]) if function is merge_at else before.cuts[int(arguments[0])]
+            joins = self._joins_iterations(before, removed)
+            for cut in self._cuts_like(removed):
+                if cut is None or joins:
+                    yield None
+                else:
+                    yield _merged(cut) if function is merged_under else _always(merge_at, cut)
         elif function is move_boundary:
             one_cut, by_cuts = arguments
             for cut, to in self._pairs_like(one_cut, one_cut + by_cuts):
                 yield None if cut is None or to is None else _always(move_boundary, cut, to - cut)
+
+    def _joins_iterations(self, schedule: Schedule, cut: int) -> bool:
+        """Whether this is the only boundary in its iteration. Without it, a segment would contain all iterations."""
+        place = self._evaluator.places[cut]
+        others = {self._evaluator.places[other] for other in schedule.cuts} - {place}
+        return others.isdisjoint(self._iterations.of_iteration(place))
 
     def _others(self, t: int) -> tuple[int, ...]:
         """The tensors of the condensed step that correspond to tensor t in the other iterations."""

@@ -11,9 +11,9 @@ from tensile_jax.plan import CompiledSizes
 from tensile_jax.plan.search.alike_iterations import alike, possible_in_all
 from tensile_jax.plan.search.iterations import Iterations
 from tensile_jax.plan.search.moves import residency_moves
-from tensile_jax.plan.search.moves.addressed_moves import Move
+from tensile_jax.plan.search.moves.addressed_moves import Move, merge_at
 from tensile_jax.plan.search.moves.in_all_iterations import InAllIterations
-from tensile_jax.plan.search.moves.local_search import changes, lowering, repair
+from tensile_jax.plan.search.moves.local_search import changes, improve, lowering, repair
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fast
 from tensile_jax.plan.search.starts.start_schedules import last_held, start
@@ -180,3 +180,16 @@ def test_boundaries_are_possible_in_all_iterations_or_in_none() -> None:
     model, _ = cut_once()
     assert Iterations(model).are_alike(possible_in_all(model))
     assert set(possible_in_all(model)) >= {0, len(model.graph.operators)}
+
+
+def test_iterations_are_not_joined() -> None:
+    _, schedule = cut_once()
+    elsewhere = InAllIterations(Iterations(StepModel(LAYERED, PROFILE, state_may_stay_out=False)), schedule.evaluator)
+    for cut in schedule.cuts[1:-1]:
+        after = merge_at(schedule, cut)
+        operator = LAYERED.operators[schedule.evaluator.places[cut]]
+        if after is not None and operator.iterations:
+            assert elsewhere(schedule, Move(merge_at, (cut,)), after) is None
+    limit = 2.0 * schedule.peak
+    improved = improve(schedule, limit, 4000, elsewhere=elsewhere)
+    assert improved.count >= 2 * LAYERS
