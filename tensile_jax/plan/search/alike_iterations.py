@@ -28,8 +28,6 @@ If no first schedule stays under the limit, one that exceeds it is *repaired*: l
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from tensile_jax.ir import TensorId
 from tensile_jax.plan.analysis.absence import stored_unless_swapped
 from tensile_jax.plan.search.bounds.memory_bound import necessary_bytes
@@ -40,7 +38,7 @@ from tensile_jax.plan.search.moves.in_all_iterations import InAllIterations
 from tensile_jax.plan.search.moves.local_search import Elsewhere, improve, repair
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.starts.segment_boundaries import cheapest_cuts
-from tensile_jax.plan.search.starts.start_schedules import held_at, last_held, start
+from tensile_jax.plan.search.starts.start_schedules import held_at, last_held, nodes_of, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 
 _LOWER = (None, 1.0, 0.85, 0.7)
@@ -155,7 +153,7 @@ def _dropped(model: StepModel, price: float) -> dict[TensorId, int]:
 
 def _held(evaluator: Evaluator, dropped: Mapping[TensorId, int]) -> list[int]:
     """By possible boundary, the set of tensors on the device."""
-    return held_at(evaluator.condensed, last_held(evaluator.condensed, _nodes(evaluator, dropped)))
+    return held_at(evaluator.condensed, last_held(evaluator.condensed, nodes_of(evaluator, dropped)))
 
 
 def _cuts(model: StepModel, base: Evaluator, price: float, under: float | None) -> list[int]:
@@ -194,14 +192,4 @@ def _schedule(model: StepModel, measured: CompiledSizes, cuts: Sequence[int], dr
     possible = {*cuts, *possible_in_all(model)} - set(model.boundaries)
     evaluator = model.evaluator_for(tuple(sorted(possible))).with_measured(measured)
     at = {place: c for c, place in enumerate(evaluator.places)}
-    return start(evaluator, [at[p] for p in cuts], last_held(evaluator.condensed, _nodes(evaluator, dropped)))
-
-
-def _nodes(evaluator: Evaluator, dropped: Mapping[TensorId, int]) -> dict[int, int]:
-    """By tensor of the condensed step, the last node up to which it is kept."""
-    nodes = np.searchsorted(np.array(evaluator.condensed.starts), np.arange(evaluator.condensed.starts[-1] + 1), side="right") - 1
-    found: dict[int, int] = {}
-    for t, last in dropped.items():
-        if t in evaluator.bit:
-            found[evaluator.bit[t]] = max(int(nodes[last]), found.get(evaluator.bit[t], 0))
-    return found
+    return start(evaluator, [at[p] for p in cuts], last_held(evaluator.condensed, nodes_of(evaluator, dropped)))

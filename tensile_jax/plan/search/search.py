@@ -38,7 +38,7 @@ from tensile_jax.plan.search.moves.boundary_moves import merged
 from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule, Several
 from tensile_jax.plan.search.starts.segment_boundaries import cheapest_cuts
-from tensile_jax.plan.search.starts.start_schedules import assemble, held_at, last_held, start
+from tensile_jax.plan.search.starts.start_schedules import assemble, held_at, last_held, nodes_of, start
 from tensile_jax.plan.search.step_model import PRICES, StepModel
 
 
@@ -321,16 +321,7 @@ def _kept(model: StepModel, evaluator: Evaluator, begun: Start) -> tuple[list[in
         mixed = [low[t] if made < begun.since else high[t] for t, made in enumerate(evaluator.condensed.made)]
         return mixed, held_at(evaluator.condensed, mixed)
     if begun.price not in evaluator.kept_at:
-        retention = model.dropped_at(begun.price)
-        bit = evaluator.bit
-        nodes = (
-            np.searchsorted(np.array(evaluator.condensed.starts), np.arange(evaluator.condensed.starts[-1] + 1), side="right") - 1
-        )
-        dropped: dict[int, int] = {}
-        for t, last in retention.dropped.items():
-            if t in bit:
-                dropped[bit[t]] = max(int(nodes[last]), dropped.get(bit[t], 0))
-        end = last_held(evaluator.condensed, dropped)
+        end = last_held(evaluator.condensed, nodes_of(evaluator, model.dropped_at(begun.price).dropped))
         evaluator.kept_at[begun.price] = end, held_at(evaluator.condensed, end)
     return evaluator.kept_at[begun.price]
 

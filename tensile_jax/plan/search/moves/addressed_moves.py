@@ -84,12 +84,6 @@ def merge_at(schedule: Schedule, cut: int) -> Schedule | None:
     return merged(schedule, schedule.cuts.index(cut), upper=schedule.cost - LEAST_GAIN)
 
 
-def merged_under(schedule: Schedule, j: int, limit: float) -> Schedule | None:
-    """The segments j - 1 and j are one, if that one keeps the limit."""
-    new = merged(schedule, j, limit=limit)
-    return new if new is not None and new.peaks[j - 1] <= limit else None
-
-
 def move_boundary(schedule: Schedule, cut: int, d: int) -> Schedule | None:
     """The boundary `cut` is d possible boundaries later, if that saves time."""
     if cut not in schedule.cuts[1:-1]:

@@ -80,6 +80,12 @@ def merged(schedule: Schedule, j: int, *, limit: float = float("inf"), upper: fl
     return new if new.settle((j - 1,), members(both & ~new.after[j - 1])) else None
 
 
+def merged_under(schedule: Schedule, j: int, limit: float) -> Schedule | None:
+    """The segments j - 1 and j are one, if that one keeps the limit."""
+    new = merged(schedule, j, limit=limit)
+    return new if new is not None and new.peaks[j - 1] <= limit else None
+
+
 def _needed(schedule: Schedule, j: int, joined: Evaluated, there: int, wanted: int) -> int:
     """The peak, in bytes, of one segment in place of the segments j - 1 and j."""
     evaluator, step = schedule.evaluator, schedule.evaluator.condensed

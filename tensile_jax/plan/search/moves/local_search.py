@@ -28,13 +28,12 @@ from tensile_jax.plan.search.moves.addressed_moves import (
     Move,
     keep_at,
     merge_at,
-    merged_under,
     move_boundary,
     shift_across_by,
     shift_by,
     stay_between,
 )
-from tensile_jax.plan.search.moves.boundary_moves import split
+from tensile_jax.plan.search.moves.boundary_moves import merged_under, split
 from tensile_jax.plan.search.moves.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
 

@@ -9,11 +9,25 @@ later ones. For schedules that no minimum cut describes, `assemble` takes the in
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from tensile_jax.ir import TensorId
 from tensile_jax.plan.result.layout import BEGINS, MADE, Residency
 from tensile_jax.plan.search.condensed.condensed_step import Condensed, members
 from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.cost.timing import CopiesOfAll
 from tensile_jax.plan.search.schedule import UNSEEN, Schedule, Several
+
+
+def nodes_of(evaluator: Evaluator, dropped: Mapping[TensorId, int]) -> dict[int, int]:
+    """By tensor of the condensed step, the last node up to which it is kept, if these are dropped, each after a place."""
+    starts = evaluator.condensed.starts
+    nodes = np.searchsorted(np.array(starts), np.arange(starts[-1] + 1), side="right") - 1
+    found: dict[int, int] = {}
+    for t, last in dropped.items():
+        if t in evaluator.bit:
+            found[evaluator.bit[t]] = max(int(nodes[last]), found.get(evaluator.bit[t], 0))
+    return found
 
 
 def last_held(step: Condensed, dropped: Mapping[int, int]) -> list[int]:
