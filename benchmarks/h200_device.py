@@ -64,22 +64,27 @@ class H200Compiler(Compiler):
 
     rounds = 0
 
-    def compile(self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None) -> list[Executable]:
+    def compile(
+        self, codes: Sequence[SegmentCode], progress: Callable[[int, int], None] | None = None, *, quickly: bool = False
+    ) -> list[Executable]:
         self.rounds += 1
-        return super().compile(codes, progress)
+        return super().compile(codes, progress, quickly=quickly)
+
+    def _wait_for_launched(self) -> None:
+        """Nothing is launched on a device that is not there."""
 
     def _lower_whole(self, traced: Any) -> Any:
         """`traced` must have been traced on `placed` shapes."""
         return traced.lower(lowering_platforms=("cuda",))
 
-    def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
+    def _lower(self, code: SegmentCode, more: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         if code.out_shardings is not None:
-            jitted = self._jitted(code, out_shardings=code.out_shardings)
+            jitted = self._jitted(code, more, out_shardings=code.out_shardings)
             return jitted, jitted.trace(*code.avals).lower(lowering_platforms=("cuda",))
         placed: dict[str, Any] = self._formats(code)
         if not code.avals:  # without inputs, only the sharding of the outputs names the device
             placed = {"out_shardings": SingleDeviceSharding(self.device)}
-        jitted = self._jitted(code, **placed)
+        jitted = self._jitted(code, more, **placed)
         return jitted, jitted.trace(*map(self._placed, code.avals)).lower(lowering_platforms=("cuda",))
 
     def _formats(self, code: SegmentCode) -> dict[str, Any]:

@@ -183,6 +183,7 @@ def jit(
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
     renew_above: float | None = None,
+    improve: Literal["background"] | None = None,
     keep_plans: str | PathLike[str] | None = None,
     progress: bool | Progress | None = None,
     **jit_options: Unpack[JitOptions],
@@ -233,6 +234,11 @@ def jit(
             less long, than the plan was made for. The new plan is made from measured latencies, mostly in another process, and
             holds from some later call on. Where it cuts or recomputes the step in another way, results are rounded in another
             way from then on, so two equal trainings may differ by rounding. None: a plan is never replaced because of its times.
+        improve: `"background"`: the first call runs under a plan that is found in a short search, so that it comes sooner. The
+            whole search is made while training goes on, mostly in another process, and its plan holds from some later call on.
+            Both keep the budget. Until then, steps may be slower; on a CPU they are, since the first plan is compiled with fewer
+            optimizations. From then on, results may be rounded in another way, so two equal trainings may differ by rounding.
+            None: the first call makes the whole search.
         keep_plans: a folder into which every plan that is used is written: `plan-000.json`, `plan-001.json`, and so on.
         progress: what a call shows while it traces, plans and compiles. None: once that has taken three seconds, a line on
             standard error that is rewritten and removed at the end, or a bar in a notebook; nothing where standard error is no
@@ -260,7 +266,8 @@ def jit(
     plan_options = PlanOptions(
         budget=budget, host_budget=host_budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile,
         state_memory=state_memory, launch=launch, state_layout=state_layout, open_loops=open_loops,
-        respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above, keep_plans=keep_plans, progress=progress,
+        respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above, improve=improve, keep_plans=keep_plans,
+        progress=progress,
     )  # fmt: skip
 
     def wrap(step: Callable[..., Any]) -> PlannedFunction:

@@ -181,7 +181,8 @@ class Plan(ShownAsText):
         state_layout: "row_major", as `jax.jit` lays arrays out. "auto": XLA chooses the memory layouts of state of four and more
             dimensions that stays on the device, when it compiles the one program that the plan is.
         layouts: what XLA has chosen, where that is not row-major; None if `state_layout` is not "auto", or before compiling.
-        reason: why this plan has replaced an earlier one of the same run (`plan/drift.py`); empty for the first plan.
+        reason: why this plan has replaced an earlier one of the same run (`plan/drift.py`, `exec/fitting/improvement.py`), or why
+            it was made by a short search; empty for other first plans.
         donated: the arguments whose memory the step may reuse; None if the plan was saved by a version that did not say.
         jax_version: the version of JAX that has traced the step; empty if that was not said.
     """

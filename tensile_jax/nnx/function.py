@@ -172,6 +172,7 @@ def jit(
     respect_checkpoint: bool = False,
     plan: Plan | None = None,
     renew_above: float | None = None,
+    improve: Literal["background"] | None = None,
     keep_plans: str | PathLike[str] | None = None,
     progress: bool | Progress | None = None,
     graph: bool | None = None,
@@ -187,7 +188,7 @@ def jit(
     Args:
         step: the step; for training, the whole of it: loss, gradient and optimizer.
         budget, host_budget, max_slowdown, policy, device_profile, state_memory, launch, state_layout, open_loops,
-            respect_checkpoint, plan, renew_above, keep_plans, progress: as in `tensile_jax.jit`.
+            respect_checkpoint, plan, renew_above, improve, keep_plans, progress: as in `tensile_jax.jit`.
         graph, graph_updates: as in `flax.nnx.jit`.
         **jit_options: as in `flax.nnx.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, `donate_argnames`,
             `keep_unused`, `inline`. Those that say where arrays lie are refused: the step runs where its arrays lie.
@@ -217,7 +218,8 @@ def jit(
     plan_options = PlanOptions(
         budget=budget, host_budget=host_budget, max_slowdown=max_slowdown, policy=policy, device_profile=device_profile,
         state_memory=state_memory, launch=launch, state_layout=state_layout, open_loops=open_loops,
-        respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above, keep_plans=keep_plans, progress=progress,
+        respect_checkpoint=respect_checkpoint, plan=plan, renew_above=renew_above, improve=improve, keep_plans=keep_plans,
+        progress=progress,
     )  # fmt: skip
     given = cast(JitOptions, placed_by_arguments(jit_options))
 

@@ -4,6 +4,7 @@ A `Planner` knows a step's graph, a device profile and a *policy*, which is a wa
 stretches of operators that are each compiled as one executable. The methods of a planner give
 
     plan            the plan of the policy under a limit in bytes
+    quick_plan      a plan under a limit that is found in a short search, and may be slower
     floor_bytes     the smallest limit for which the policy has a plan
     quick_floor     a limit for which the policy has a plan, hardly above `floor_bytes`; only the first call takes long
     bytes_at_ends   a lower bound on the memory of every plan, known at once
@@ -23,7 +24,6 @@ the limit, `plan` returns None and raises no error. Sizes in bytes, times in mic
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -35,7 +35,7 @@ from tensile_jax.plan.analysis.corrections import Corrections
 from tensile_jax.plan.analysis.device_profile import DeviceProfile
 from tensile_jax.plan.analysis.operator_order import order
 from tensile_jax.plan.latest_results import LatestResults
-from tensile_jax.plan.policies.auto import improved, revise
+from tensile_jax.plan.policies.auto import improved, quick, revise
 from tensile_jax.plan.policies.host_limit import host_peak_of
 from tensile_jax.plan.policies.registry import POLICIES, PolicyName, lowest
 from tensile_jax.plan.policies.tensile.policy import access_sequence_of, tensile
@@ -176,7 +176,8 @@ class Planner:
         return self if model is self.model else self._with_model(model)
 
     def _with_model(self, model: StepModel) -> "Planner":
-        made = copy(self)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)  # `copy` would make a planner of it that was pickled
         made.model = model
         made._latest, made._faults = LatestResults(), {}
         return made
@@ -192,6 +193,7 @@ class Planner:
             model.state_may_stay_out,
             model.host_limit,
             model.in_one_program,
+            model.corrections,
             kept,
         )
         return _remade, given
@@ -359,6 +361,15 @@ class Planner:
         return self.model.fusion.materialised[tensor]
 
     # -- plans ----------------------------------------------------------------------------------------------------------------
+
+    def quick_plan(self, goal: Goal, measured: CompiledSizes) -> Planned | None:
+        """A plan of `auto` under the limit that is found in a short search, and may be slower than that of `plan`.
+
+        None if that search finds none, and for other policies.
+        """
+        if self.policy_name != "auto":
+            return None
+        return self._under_limit(quick(self.model, goal.limit, measured), goal, measured)
 
     def has_choice(self, limit: float, measured: CompiledSizes) -> bool:
         """Whether the policy has a choice under the limit; the replay may still refuse its plan."""
@@ -538,13 +549,14 @@ def _remade(
     state_may_stay_out: bool,
     host_limit: float,
     in_one_program: bool,
+    corrections: Corrections,
     kept: dict[str, Any],
 ) -> Planner:
-    """The planner that was pickled. Its corrections are not pickled with it."""
+    """The planner that was pickled."""
     model = StepModel(
         graph, profile, state_may_stay_out=state_may_stay_out, host_limit=host_limit, whole_graph=whole_graph,
         in_one_program=in_one_program,
     )  # fmt: skip
     planner = Planner(graph, profile, model=model)
     planner.__dict__.update(kept)
-    return planner
+    return planner if corrections.change_nothing else planner.corrected(corrections)

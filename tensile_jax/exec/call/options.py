@@ -18,6 +18,8 @@ from tensile_jax.plan import POLICIES, PolicyName, known_policy
 from tensile_jax.plan_format import Plan, StateLayoutName, contradictions
 from tensile_jax.progress.phases import Progress
 
+ImproveName = Literal["background"]
+
 
 class JitOptions(TypedDict, total=False):
     """The options of `jax.jit`. They mean here what they mean there, and have the same defaults."""
@@ -50,6 +52,7 @@ class PlanOptions(TypedDict, total=False):
     respect_checkpoint: bool
     plan: Plan | None
     renew_above: float | None
+    improve: ImproveName | None
     keep_plans: str | PathLike[str] | None
     progress: bool | Progress | None
 
@@ -74,6 +77,7 @@ class CheckedOptions:
     respect_checkpoint: bool
     saved_plan: Plan | None
     renew_above: float | None
+    improve: ImproveName | None
     keep_plans: str | PathLike[str] | None
     progress: bool | Progress | None
 
@@ -120,10 +124,13 @@ def read_options(given: PlanOptions) -> CheckedOptions:
             f"renew_above={renew_above!r} follows the latencies of segments, and launch={launch!r} launches them all at once. "
             "Pass one of them."
         )
+    improve = given.get("improve")
+    if improve is not None:
+        _check_improvement(improve, given)
     return CheckedOptions(
         budget, host_budget, max_slowdown, policy, profile, state_memory,
         "segments" if renew_above is not None else launch, state_layout, open_loops,
-        respect_checkpoint, saved_plan, renew_above, _read_folder(given.get("keep_plans")),
+        respect_checkpoint, saved_plan, renew_above, improve, _read_folder(given.get("keep_plans")),
         _read_progress(given.get("progress")),
     )  # fmt: skip
 
@@ -132,6 +139,23 @@ def _read_threshold(renew_above: Any, saved_plan: Plan | None) -> float | None:
     if renew_above is not None and saved_plan is not None:
         raise ValueError(f"renew_above={renew_above!r} makes new plans, and plan= is one that was made. Pass one of them.")
     return read_threshold(renew_above)
+
+
+def _check_improvement(improve: Any, given: PlanOptions) -> None:
+    """Refuse a value of `improve` that is not known, and options of which there is no short search."""
+    if improve not in get_args(ImproveName):
+        raise ValueError(f'improve must be "background" or None, got {shown(improve)}.')
+    said = f'improve="{improve}" begins with a plan of a short search'
+    if given.get("plan") is not None:
+        raise ValueError(f"{said}, and plan= is one that was made. Pass one of them.")
+    if given.get("max_slowdown") is not None:
+        raise ValueError(f"{said} under a budget, and max_slowdown={given.get('max_slowdown')!r} asks for none. Pass a budget.")
+    if (policy := given.get("policy", "auto")) != "auto":
+        raise ValueError(f'{said}, which only policy="auto" has, and policy={policy!r} was asked for. Pass one of them.')
+    if (launch := given.get("launch", "auto")) in ("program", "one_program"):
+        raise ValueError(
+            f"{said}, whose segments are launched one by one, and launch={launch!r} was asked for. Pass one of them."
+        )
 
 
 def _read_folder(folder: Any) -> str | PathLike[str] | None:

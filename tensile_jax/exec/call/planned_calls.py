@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -37,6 +37,7 @@ from tensile_jax.exec.call.devices import Placement, is_committed, named_devices
 from tensile_jax.exec.call.donated_before import Donations, explain_deleted
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.host_memory import free_host_memory
+from tensile_jax.exec.call.next_plan import NextPlan
 from tensile_jax.exec.call.options import CheckedOptions, JitOptions
 from tensile_jax.exec.call.other_shapes import ShapesCalled
 from tensile_jax.exec.call.plan_folder import PlanFolder
@@ -48,6 +49,7 @@ from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import CompiledPlan, Options, Step, package_version, step_of
 from tensile_jax.exec.fitting.common_plan import digest_of, planned_for_all
 from tensile_jax.exec.fitting.forms import fit_fastest, fit_for_less, form_of, predict_fastest
+from tensile_jax.exec.fitting.improvement import fit_soon_or_fastest, improve
 from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
 from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.processes.agreement import agreement_of, compare, writes_files
@@ -102,6 +104,7 @@ class PlannedStep:
         place: gives the results of the plan in use the sharding that `jax.jit` gives them.
         donated: the positions and the names of the arguments whose memory the step takes over.
         followed: decides when latencies have drifted, and makes the next plan; None if the plan is not followed.
+        better: makes the plan that replaces one of a short search; None if the first plan is not of one.
         unwatched: when the latest call began, in seconds; None if that call was watched, which means that it was measured.
         paces_us: the times from the begin of a call that was not watched to the begin of the next call, for the latest such calls
             under the plan in use.
@@ -112,6 +115,7 @@ class PlannedStep:
     place: Callable[[list[Any]], list[Any]]
     donated: tuple[list[int], list[str]]
     followed: FollowedPlan | None = None
+    better: NextPlan | None = None
     unwatched: float | None = None
     paces_us: deque[float] = field(default_factory=lambda: deque(maxlen=_PACES))
 
@@ -121,12 +125,33 @@ class PlannedStep:
         return self.runner.compiled.plan
 
     @property
+    def may_be_replaced(self) -> bool:
+        """Whether another plan may be made while training goes on."""
+        return self.followed is not None or self.better is not None
+
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """What a call holds while it runs, so that nothing is compiled meanwhile where that takes device memory."""
+        return self.traced.step.compiler.turn if self.may_be_replaced else nullcontext()
+
+    @property
+    def is_improving(self) -> bool:
+        """Whether a better plan is being made, or waits for the next call."""
+        return self.better is not None and self.better.is_under_way
+
+    def next_plan(self) -> CompiledPlan | None:
+        """The plan that replaces the one in use from now on; None if that stays. Asked before each call."""
+        running = self.runner.compiled
+        better = None if self.better is None else self.better.taken(running)
+        return self.followed.next_plan(running) if better is None and self.followed is not None else better
+
+    @property
     def agrees(self) -> bool:
         """Whether the step runs on devices of several processes, which must agree before another plan replaces this one."""
         return len(self.traced.step.agreement.processes) > 1
 
     def begin(self) -> int:
-        """A call begins: its number, counted from one."""
+        """A call begins: its number under the plan in use, counted from one."""
         now = time.perf_counter()
         if self.unwatched is not None:
             self.paces_us.append((now - self.unwatched) * 1e6)
@@ -232,11 +257,12 @@ class PlannedCalls:
 
     def run(self, step: PlannedStep, call: Call, args: _Args, kwargs: _Kwargs) -> Any:
         """Run the call and return its result. Once this is called, donated arguments may be deleted."""
-        if step.followed is not None:
-            self._renew(step, step.followed)
+        if step.may_be_replaced:
+            self._renew(step)
         step.traced.step.agreement.begin_step()
         try:
-            results = self._run(step, call, args, kwargs)
+            with step.turn:
+                results = self._run(step, call, args, kwargs)
         except Exception as error:
             explain_deleted(error, step.traced.step.graph, call.leaves)
             raise
@@ -266,9 +292,9 @@ class PlannedCalls:
                 self._keep(step)
             return results
 
-    def _renew(self, step: PlannedStep, followed: FollowedPlan) -> None:
+    def _renew(self, step: PlannedStep) -> None:
         """Replace the plan, if a new one was made. Nothing of this call has happened yet."""
-        renewed = followed.next_plan(step.runner.compiled)
+        renewed = step.next_plan()
         if renewed is not None:
             step.runner.use(renewed)
             self._keep(step)
@@ -347,6 +373,7 @@ class PlannedCalls:
             name=self._name,
             trace_s=step.traced.trace_s,
             drift=drift,
+            improving=step.is_improving,
             paces_us=tuple(step.paces_us),
             jit_step_us=jit_step_us,
         )
@@ -387,14 +414,18 @@ class PlannedCalls:
             step = traced.step
             if saved is None:
                 free = self._free(traced, call)
-                make = lambda: self._within(free, partial(fit_fastest, step))  # noqa: E731
+                find = fit_fastest if self._request.improve is None else fit_soon_or_fastest
+                make = lambda: self._within(free, partial(find, step))  # noqa: E731
             else:
                 make = lambda: load(form_of(step, saved), self._request.budget, saved)  # noqa: E731
             compiled = planned_for_all(step, make)
         planned = PlannedStep(traced, Runner(compiled, self._for_less), _placer_of(traced, compiled), _donated_by(step))
+        same_settings = lambda: self._signatures.settings() == traced.settings  # noqa: E731
         if self._request.renew_above is not None:
-            settings = traced.settings
-            planned.followed = FollowedPlan(self._request.renew_above, lambda: self._signatures.settings() == settings)
+            planned.followed = FollowedPlan(self._name, self._request.renew_above, same_settings)
+        if compiled.soon:
+            planned.better = NextPlan(f"in the background for {self._name!r}", same_settings)
+            planned.better.begin(compiled, partial(improve, compiled))
         self._write(planned)
         self._planned[call.signature] = planned
         return planned
@@ -545,6 +576,11 @@ class PlannedCalls:
                 f"renew_above={request.renew_above!r} replaces a plan when measured latencies have drifted, and each of the "
                 f"processes {agreement.processes} of this step measures its own. Leave renew_above out."
             )
+        if request.improve is not None and len(agreement.processes) > 1:
+            raise ValueError(
+                f"improve={request.improve!r} replaces a plan as soon as a better one is found, and each of the processes "
+                f"{agreement.processes} of this step would do so at another time. Leave improve out."
+            )
         found = step_of(step, options, compiler, agreement=agreement) if same is None else same.retraced(step)
         return _Traced(found, placement, settings, trace_s)
 
@@ -646,7 +682,7 @@ def _run_segments(step: PlannedStep, leaves: list[Any], iteration: int) -> tuple
         raise
     if watch is not None:
         step.note_watched()
-    if followed is not None:
+    if followed is not None and not step.is_improving:  # otherwise the plan will be replaced soon
         followed.seen(running, watch)
     replaced = _takes_less(step)
     if replaced:
@@ -662,7 +698,7 @@ def _takes_less(step: PlannedStep) -> bool:
     runner, agreement = step.runner, step.traced.step.agreement
     if not step.agrees:
         return runner.needs_less and runner.use_less()
-    if not is_watched(runner.iterations):
+    if not is_watched(runner.iteration):
         return False
     with agreement.session(f"whether a device was out of memory in {step.plan.program!r}"):
         return any(agreement.gather(runner.needs_less)) and runner.use_less()

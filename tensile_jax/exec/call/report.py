@@ -58,6 +58,7 @@ class Report(ShownAsText):
         plans: how many plans such calls have had so far.
         drift: |s' - s| / s, where s is the sum of the segments' latencies that the plan was made for, and s' the measured one.
             None if the plan is not followed (`renew_above`), or runs the step whole, or nothing was measured yet.
+        improving: whether a better plan is being sought (`improve`), or waits for the next call.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Report(ShownAsText):
     tries: int
     plans: int
     drift: float | None
+    improving: bool
 
     @property
     def step_us(self) -> float | None:
@@ -112,6 +114,7 @@ def report_of(
     name: str,
     trace_s: float,
     drift: float | None,
+    improving: bool = False,
     paces_us: Collection[float] = (),
     jit_step_us: float | None = None,
 ) -> Report:
@@ -155,6 +158,7 @@ def report_of(
         iterations=runner.iterations,
         tries=spent.tries,
         plans=len(runner.plans),
+        improving=improving,
         drift=drift,
     )
 

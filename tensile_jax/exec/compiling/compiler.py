@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
@@ -94,6 +95,10 @@ class Compiler:
         compiler_options: options of XLA, as in `jax.jit`.
         debugs_numbers: whether JAX is set to look for NaNs or infinities. If so, segments do not donate their inputs. A segment
             that makes such a number can then run again, operator by operator, so that the error names the operator.
+
+    Attributes:
+        turn: on GPUs, a lock that is held while segments are compiled. XLA tries kernels on a GPU while it compiles, which takes
+            memory beside that of the step. A thread that runs a step while another one may compile holds this lock, too.
     """
 
     def __init__(
@@ -108,9 +113,12 @@ class Compiler:
         self.committed = committed
         self._compiler_options = options_on(device.platform, compiler_options)
         self._debugs_numbers = debugs_numbers
+        self.turn: AbstractContextManager[object] = threading.RLock() if device.platform in GPUS else nullcontext()
         self._done: dict[Hashable, Executable] = {}
+        self._quick: dict[Hashable, Executable] = {}  # that were compiled quickly, and may run more slowly
         self._sizes: dict[Hashable, Sizes] = {}  # of code of which only the sizes were asked for
         self._left: dict[Hashable, Future[Executable]] = {}  # what compiles for a call that has ended before
+        self._left_quick: dict[Hashable, Future[Executable]] = {}
         self._left_sizes: dict[Hashable, Future[Sizes]] = {}
 
     @property
@@ -126,23 +134,38 @@ class Compiler:
         """Whether the sizes of code are known sooner than its executable."""
         return self.device.platform == "cpu" and not (self._compiler_options or {}).keys() & _FOR_SIZES.keys()
 
-    def compile(self, codes: Sequence[SegmentCode], progress: Told | None = None) -> list[Executable]:
+    def compile(self, codes: Sequence[SegmentCode], progress: Told | None = None, *, quickly: bool = False) -> list[Executable]:
         """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled.
 
         On Ctrl-C, or if one fails, this ends at once. XLA cannot be interrupted, so what it is compiling is compiled to its end,
         and is there for the next call.
+
+        Args:
+            quickly: whether the executables are to be there soon, and may run more slowly. Their sizes are the same. That makes
+                no difference where `sizes_quickly` is false.
         """
+        quickly = quickly and self.sizes_quickly
+        done, left = (self._quick, self._left_quick) if quickly else (self._done, self._left)
+        known = {**self._quick, **self._done} if quickly else self._done
 
         def begin(code: SegmentCode, pool: ThreadPoolExecutor) -> Future[Executable]:
-            jitted, lowered = self._lower(code)
+            jitted, lowered = self._lower(code, _FOR_SIZES if quickly else None)
             refused = any(map(self._is_refused, code.avals))
             is_placed = code.out_shardings is not None or code.on_host is not None
             call = self._call_of(jitted, is_placed=is_placed) if refused else None
             return pool.submit(_compile, lowered, call, laid_out=code.laid_out, has_copies=self._has_copies(code))
 
-        for code, executable in _in_a_pool(codes, self._done, begin, self._left, progress):
-            self._done[code.content] = self._finished(code, executable)
-        return [self._done[code.content] for code in codes]
+        if any(code.content not in known for code in codes):
+            with self.turn:
+                self._wait_for_launched()
+                for code, executable in _in_a_pool(codes, known, begin, left, progress):
+                    done[code.content] = known[code.content] = self._finished(code, executable)
+        return [known[code.content] for code in codes]
+
+    def _wait_for_launched(self) -> None:
+        """On a GPU, wait for what was launched there: its memory is in use until then."""
+        if self.device.platform in GPUS:
+            jax.device_put(np.zeros(()), self.device).block_until_ready()
 
     def sizes(self, codes: Sequence[SegmentCode], progress: Told | None = None) -> list[Sizes]:
         """XLA's sizes of `codes`, in order, and no executables where the sizes are known sooner."""
@@ -153,7 +176,8 @@ class Compiler:
             _, lowered = self._lower(code)
             return pool.submit(_sizes_of, lowered)
 
-        known = self._sizes | {content: executable.sizes for content, executable in self._done.items()}
+        executables = {**self._quick, **self._done}
+        known = self._sizes | {content: executable.sizes for content, executable in executables.items()}
         for code, sizes in _in_a_pool(codes, known, begin, self._left_sizes, progress):
             self._sizes[code.content] = known[code.content] = sizes
         return [known[code.content] for code in codes]
@@ -200,19 +224,23 @@ class Compiler:
     def _lower_whole(self, traced: Any) -> Any:
         return traced.lower()
 
-    def _lower(self, code: SegmentCode) -> tuple[Any, Any]:
-        """The segment's code as a jitted function, and what it is lowered to."""
+    def _lower(self, code: SegmentCode, more: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """The segment's code as a jitted function, and what it is lowered to.
+
+        Args:
+            more: options of XLA beside the compiler's own.
+        """
         if code.out_shardings is not None:
-            jitted = self._jitted(code, out_shardings=code.out_shardings)
+            jitted = self._jitted(code, more, out_shardings=code.out_shardings)
             return jitted, jitted.lower(*code.avals)
         if code.on_host is not None:
-            jitted = self._jitted(code, **self._memories(code, code.on_host))
+            jitted = self._jitted(code, more, **self._memories(code, code.on_host))
             return jitted, jitted.lower(*code.avals)
         sharding = SingleDeviceSharding(self.device) if self.committed else None
         avals = [shape_struct(a, sharding) if isinstance(a, jax.ShapeDtypeStruct) else a for a in code.avals]
         # without inputs, only the sharding of the outputs names the device
         placed: dict[str, Any] = {"out_shardings": sharding} if self.committed and not avals else {}
-        jitted = self._jitted(code, **placed)
+        jitted = self._jitted(code, more, **placed)
         with nullcontext() if self.committed else jax.default_device(self.device):
             return jitted, jitted.lower(*avals)
 
@@ -225,12 +253,12 @@ class Compiler:
             given[one.argument] = made[one.result] = Format(layout_of(one), memory[False])
         return {"in_shardings": tuple(given), "out_shardings": tuple(made)}
 
-    def _jitted(self, code: SegmentCode, **placed: Any) -> Any:
+    def _jitted(self, code: SegmentCode, more: Mapping[str, Any] | None, **placed: Any) -> Any:
         return jax.jit(
             code.function,
             donate_argnums=() if self._debugs_numbers else code.donated,
             keep_unused=True,
-            compiler_options=self._options_for(code),
+            compiler_options=self._options_for(code) if more is None else {**(self._options_for(code) or {}), **more},
             **placed,
         )
 

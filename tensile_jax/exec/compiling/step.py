@@ -47,6 +47,7 @@ class Options:
     jobs of policy `tensile` have agreed, if this is one of them. `launch` is "segments", "program" (segments between two copies
     are one executable where that keeps the budget), "one_program" (all segments are one executable, with the copies inside, where
     that keeps the budget), or "auto". With `state_layout` "auto", XLA chooses the memory layouts of state in one program.
+    `planner` makes the planners of the step and of its forms.
     """
 
     policy: PolicyName
@@ -59,6 +60,7 @@ class Options:
     agreed_swaps: tuple[SwappedOut, ...] | None = None
     launch: LaunchName = "segments"
     state_layout: StateLayoutName = "row_major"
+    planner: Callable[..., Planner] = Planner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,6 +219,11 @@ class Step:
         """
         return replace(self, planner=self.planner.corrected(corrections), form_of=self.origin)
 
+    def planned_by(self, planner: Callable[..., Planner]) -> "Step":
+        """The same step, whose planner and those of its forms are made by `planner`, and which shows no progress."""
+        options = replace(self.options, planner=planner, progress=None)
+        return replace(step_of(self.traced, options, self.compiler, agreement=self.agreement), plain_jit=self.plain_jit)
+
     def with_swaps(self, swaps: tuple[SwappedOut, ...]) -> "Step":
         """The same step, for which several jobs have agreed on these swaps; itself, if it has them already."""
         if swaps == self.options.agreed_swaps:
@@ -264,6 +271,7 @@ class CompiledPlan:
         executables: those of the segments of `launched`, in order; one, plain jit's, if the step runs whole; None if the plan is
             only predicted.
         spent: what making it has taken.
+        soon: whether it was found in a short search and compiled to be there soon, so that a better one may be found.
     """
 
     step: Step
@@ -272,6 +280,18 @@ class CompiledPlan:
     launched: Plan
     executables: Sequence[Executable] | None
     spent: Spent = Spent()
+    soon: bool = False
+
+    def because(self, reason: str, before: "CompiledPlan | None" = None) -> "CompiledPlan":
+        """This plan, which states the reason for which it was made, a sentence.
+
+        Args:
+            before: the plan that it replaces. What was spent for that one is added.
+        """
+        plan = replace(self.plan, reason=reason)
+        launched = plan if self.launched is self.plan else self.launched
+        spent = self.spent if before is None else before.spent + self.spent
+        return replace(self, plan=plan, launched=launched, spent=spent)
 
     @property
     def graph(self) -> Graph:
@@ -329,7 +349,7 @@ def step_of(traced: TracedStep, options: Options, compiler: Compiler, *, agreeme
     Args:
         agreement: how the processes agree of which the step uses devices.
     """
-    planner = Planner(
+    planner = options.planner(
         traced.graph,
         options.profile,
         policy=options.policy,

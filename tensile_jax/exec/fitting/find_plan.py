@@ -40,6 +40,7 @@ from tensile_jax.plan_format import Plan
 # Each trades compilations for a faster plan (`make bench-h200`, `make bench-first-call`), unless it says otherwise.
 _MOST_ATTEMPTS = 8
 _MORE_ATTEMPTS = 2  # of a plan that is improved or adapted
+_SOON_ATTEMPTS = 4  # of a plan of a short search
 _FRUITLESS = 2  # attempts in a row that do not lower the peak, after which a plan is not revised any more
 _ROOM = 0.03  # of the limit: what a plan must leave free to be improved
 _LIKELY_ATTEMPTS = 2  # compiled to run at once; later ones are first compiled for their sizes only
@@ -55,10 +56,14 @@ _MANY_OPERATORS = 1000  # a larger step whose arguments and results exceed the b
 _Found = TypeVar("_Found")
 
 
-def begin(step: Step, budget: Budget | None) -> Fitting:
-    """Begin to fit a step to a budget, with what this process knows of its kind."""
+def begin(step: Step, budget: Budget | None, *, quickly: bool = False) -> Fitting:
+    """Begin to fit a step to a budget, with what this process knows of its kind.
+
+    Args:
+        quickly: whether executables are to be there soon, and may run more slowly.
+    """
     whole = STORE.known(step.origin.kind).jit_peak_bytes
-    return Fitting(step, budget, STORE.known(step.kind).with_jit_peak(whole))
+    return Fitting(step, budget, STORE.known(step.kind).with_jit_peak(whole), quickly=quickly)
 
 
 def budget_of(plan: Plan) -> Budget | None:
@@ -95,16 +100,17 @@ def predict(fitting: Fitting) -> CompiledPlan:
     return found
 
 
-def drafted(fitting: Fitting) -> Precedent | None:
+def drafted(fitting: Fitting, *, quickly: bool = False) -> Precedent | None:
     """A plan that is made before plain jit's peak is known, and adapted once it is; None if there is no such plan.
 
     Args:
         fitting: one that predicts.
+        quickly: whether it is found in a short search.
     """
     if fitting.step.bodies or fitting.planner.model.has_iterations:
         return None
     goal = fitting.goal()
-    chosen = fitting.chosen_with_margin(goal)
+    chosen = fitting.chosen_quickly(goal) if quickly else fitting.chosen_with_margin(goal)
     return None if chosen is None or chosen.plan.whole else _precedent(fitting.planner, goal.limit, fitting.measured, chosen)
 
 
@@ -121,6 +127,29 @@ def fit(fitting: Fitting, draft: Precedent | None = None) -> CompiledPlan:
         return _fit(fitting, draft)
     finally:
         learn(fitting)
+
+
+def fit_soon(fitting: Fitting, draft: Precedent | None = None) -> CompiledPlan | None:
+    """A plan that is found in a short search and whose compiled peak is within the budget; None if none is found.
+
+    Other budgets do not know of it: they are searched for as if it was not there.
+
+    Args:
+        draft: a plan of the same step, which is adapted if it resembles what is asked for.
+    """
+    goal = fitting.goal()
+    chosen = None if draft is None else fitting.adapted(draft, goal)
+    chosen = chosen or fitting.chosen_quickly(goal)
+    try:
+        return None if chosen is None or chosen.plan.whole else _within(fitting, goal, _SOON_ATTEMPTS, chosen)
+    finally:
+        learn(fitting)
+
+
+def has_been_planned(fitting: Fitting) -> bool:
+    """Whether this process, or an earlier one, has confirmed a plan of the step."""
+    take_over(fitting)
+    return bool(fitting.known.confirmed or STORE.known(fitting.step.kind).confirmed)
 
 
 def offload_state(compiled: CompiledPlan, tensors: Collection[TensorId]) -> CompiledPlan:
@@ -424,7 +453,7 @@ def _tried(fitting: Fitting, choice: Choice, goal: Goal, *, likely: bool) -> Com
     Args:
         likely: whether the plan will probably keep the limit. Otherwise only its sizes are asked for at first.
     """
-    if not likely:
+    if not likely and not fitting.quickly:
         sized = fitting.sized(choice, goal)
         if sized is None or sized.plan.peak_bytes > goal.limit:
             return sized

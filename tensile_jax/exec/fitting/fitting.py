@@ -80,21 +80,31 @@ class Fitting:
     Args:
         known: what is known of the step so far.
         predicts: whether nothing is to be compiled.
+        quickly: whether executables are to be there soon, and may run more slowly.
         plans: counts the plans of all forms of the step; None: this is the first one's fitting.
 
     Attributes:
         known: what is known by now.
+        quickly: as given.
     """
 
     def __init__(
-        self, step: Step, budget: Budget | None, known: Knowledge, *, predicts: bool = False, plans: _PlanCount | None = None
-    ) -> None:  # fmt: skip
+        self,
+        step: Step,
+        budget: Budget | None,
+        known: Knowledge,
+        *,
+        predicts: bool = False,
+        quickly: bool = False,
+        plans: _PlanCount | None = None,
+    ) -> None:
         self.step = step
         self.budget = budget
         self.known = known
         self.planner = step.planner
         self.options = step.options
         self._predicts = predicts
+        self.quickly = quickly
         self._plans = plans or _PlanCount()
         self._spent = Spent()
         self._has_prior = not predicts
@@ -133,11 +143,11 @@ class Fitting:
             return self
         known = Knowledge() if self._predicts else STORE.known(form.kind)
         known = known.with_jit_peak(self.known.jit_peak_bytes)
-        return Fitting(form, self.budget, known, predicts=self._predicts, plans=self._plans)
+        return Fitting(form, self.budget, known, predicts=self._predicts, quickly=self.quickly, plans=self._plans)
 
     def under(self, budget: Budget | None) -> "Fitting":
         """The fitting of the same step to another budget, with what is known by now."""
-        return Fitting(self.step, budget, self.known, predicts=self._predicts, plans=self._plans)
+        return Fitting(self.step, budget, self.known, predicts=self._predicts, quickly=self.quickly, plans=self._plans)
 
     @contextmanager
     def without_workspaces(self) -> Iterator[None]:
@@ -205,6 +215,11 @@ class Fitting:
         measured = self.with_margin(goal, attempt)
         with self._planning():
             return _with_or_without_hints(lambda sizes: self.planner.plan(goal, sizes), measured)
+
+    def chosen_quickly(self, goal: Goal) -> Planned | None:
+        """A choice that is found in a short search, with the margin, and the plan of that choice; None if none is found."""
+        with self._planning():
+            return _with_or_without_hints(lambda sizes: self.planner.quick_plan(goal, sizes), self.with_margin(goal))
 
     def chosen_in_hope(self, goal: Goal, expected: Planned | None) -> Planned | None:
         """The planner's choice if what compiling has shown of some segments says nothing of others, and if it is then much faster
@@ -504,7 +519,8 @@ class Fitting:
 
     def _compile(self, codes: Sequence[Any], what: str) -> list[Executable]:
         began = time.perf_counter()
-        executables = self.step.compiler.compile(codes, lambda done, of: self._tell(what, done, of))
+        told = lambda done, of: self._tell(what, done, of)  # noqa: E731
+        executables = self.step.compiler.compile(codes, told, quickly=self.quickly)
         self._spent += Spent(compile_s=time.perf_counter() - began)
         return executables
 

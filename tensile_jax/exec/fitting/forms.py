@@ -21,7 +21,18 @@ from typing import NamedTuple
 from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall, PlanFileError
 from tensile_jax.exec.compiling.step import CompiledPlan, DrivenBody, Options, Spent, Step, step_of
-from tensile_jax.exec.fitting.find_plan import begin, begin_to_predict, drafted, fit, learn, predict, try_whole, whole_may_help
+from tensile_jax.exec.fitting.find_plan import (
+    begin,
+    begin_to_predict,
+    drafted,
+    fit,
+    fit_soon,
+    has_been_planned,
+    learn,
+    predict,
+    try_whole,
+    whole_may_help,
+)
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Entry, Precedent
 from tensile_jax.exec.fitting.knowledge_store import STORE
@@ -69,6 +80,27 @@ def fit_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True, 
         if not may_run_whole or not _more_is_known(fitting, refusal):
             raise
     return _fit_ranked(fitting, drive_loops=drive_loops)
+
+
+def fit_quickly(step: Step, budget: Budget | None) -> CompiledPlan | None:
+    """A plan of the step that is found in a short search and compiled to be there soon; `fit_fastest` may find a faster one.
+
+    None if the short search finds none, if the step fits as one executable, or if an equal step was planned before, after which
+    the whole search is short, too.
+    """
+    if STORE.form_of(step.structure) is not None:
+        return None
+    fitting = begin(step, budget, quickly=True)
+    base = always_rewritten(step)
+    draft = try_whole(fitting, partial(_drafted_soon, step, base, budget))
+    form = fitting.of(base)
+    if fitting.planner.whole_peak_bytes(fitting.measured) <= fitting.limit() or has_been_planned(form):
+        return None
+    found = fit_soon(form, draft.precedent if draft is not None and _is_as_expected(draft, fitting) else None)
+    if found is None:
+        return None
+    spent = (Spent() if draft is None else draft.spent) + _spent_around(form, fitting) + found.spent
+    return replace(found, spent=spent, soon=True)
 
 
 def predict_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True) -> CompiledPlan:
@@ -132,8 +164,18 @@ def _drafted(fitting: Fitting, *, drive_loops: bool) -> _Draft | None:
         return None
     if precedent is None and (form.step.bodies or not form.planner.model.has_iterations):
         return None
-    expected = predicting.planner.whole_peak_bytes(predicting.measured)
-    return _Draft(form.step, precedent, expected, form.spent)
+    return _Draft(form.step, precedent, _expected_bytes(predicting), form.spent)
+
+
+def _drafted_soon(step: Step, base: Step, budget: Budget | None) -> _Draft | None:
+    """The plan of this form that a short search finds for the share of plain jit's predicted peak, as `_drafted` does."""
+    form = begin_to_predict(step, budget).of(base)
+    precedent = drafted(form, quickly=True)
+    return None if precedent is None else _Draft(base, precedent, _expected_bytes(form), form.spent)
+
+
+def _expected_bytes(fitting: Fitting) -> int:
+    return fitting.planner.whole_peak_bytes(fitting.measured)
 
 
 def _is_as_expected(draft: _Draft, fitting: Fitting) -> bool:
@@ -146,7 +188,12 @@ def _fit_drafted(fitting: Fitting, draft: _Draft) -> CompiledPlan:
     """The plan of the draft's form, compiled: the draft's own, once it is adapted to what is known by now, or a new one."""
     form = fitting.of(draft.form)
     found = fit(form, draft.precedent)
-    return replace(found, spent=draft.spent + (Spent() if form is fitting else fitting.spent) + found.spent)
+    return replace(found, spent=draft.spent + _spent_around(form, fitting) + found.spent)
+
+
+def _spent_around(form: Fitting, fitting: Fitting) -> Spent:
+    """What it has taken to fit the step itself, if `form` is another form of it."""
+    return Spent() if form is fitting else fitting.spent
 
 
 def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
@@ -156,7 +203,7 @@ def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
     """
     began = time.perf_counter()
     chosen = fastest_form(fitting, drive_loops=drive_loops)
-    before = Spent(ranking_s=time.perf_counter() - began) + (Spent() if chosen is fitting else fitting.spent)
+    before = Spent(ranking_s=time.perf_counter() - began) + _spent_around(chosen, fitting)
     try:
         found = fit(chosen)
     except BudgetTooSmall as refusal:

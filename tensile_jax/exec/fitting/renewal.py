@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting.find_plan import begin, budget_of, learn
-from tensile_jax.exec.fitting.planning_process import choose_in_process
+from tensile_jax.exec.fitting.planning_process import PlanningProcess
 from tensile_jax.plan import Goal
-from tensile_jax.plan.drift import Tracked, corrections_from
+from tensile_jax.plan.drift import Tracked, choose_again, corrections_from
 
 _MOST_ATTEMPTS = 3
 _MARGIN = 0.02
@@ -41,25 +41,18 @@ def renew(running: CompiledPlan, tracked: Tracked, reason: str) -> CompiledPlan:
     corrections = corrections_from(step.planner, running.plan, tracked)
     fitting = begin(step.corrected(corrections), budget_of(running.plan))
     try:
-        for attempt in range(_MOST_ATTEMPTS):
-            margin = int(limit * _MARGIN * (attempt + 1))
-            ask = (step.planner, corrections, choice, goal, replace(fitting.measured, margin=margin))
-            found = choose_in_process(ask)
-            if not found.changed:
-                break
-            compiled = fitting.compiled(found.choice, goal)
-            if compiled is not None and compiled.plan.peak_bytes <= limit:
-                return _because(compiled, running, reason)
+        with PlanningProcess() as process:
+            for attempt in range(_MOST_ATTEMPTS):
+                measured = replace(fitting.measured, margin=int(limit * _MARGIN * (attempt + 1)))
+                found = process.call(choose_again, step.planner, corrections, choice, goal, measured)
+                if not found.changed:
+                    break
+                compiled = fitting.compiled(found.choice, goal)
+                if compiled is not None and compiled.plan.peak_bytes <= limit:
+                    return compiled.because(reason, running)
         same = fitting.compiled(choice, goal)
     finally:
         learn(fitting)
     if same is None:  # a mistake of this package: only the times of a plan that was verified are others
         raise fitting.planner.no_verified_plan()
-    return _because(same, running, f"{reason} No other plan is predicted to be faster.")
-
-
-def _because(found: CompiledPlan, before: CompiledPlan, reason: str) -> CompiledPlan:
-    """The plan with its reason, and with what was spent for the one before as well."""
-    plan = replace(found.plan, reason=reason)
-    launched = plan if found.launched is found.plan else found.launched
-    return replace(found, plan=plan, launched=launched, spent=before.spent + found.spent)
+    return same.because(f"{reason} No other plan is predicted to be faster.", running)

@@ -60,10 +60,15 @@ class Runner:
         """Whether the device was out of memory in an iteration, and no plan for less was sought since."""
         return self.executor.needs_lower_budget
 
+    @property
+    def iteration(self) -> int:
+        """The number of the latest iteration among those that have begun under the plan in use, counted from one."""
+        return self.iterations - self.plans[-1][0]
+
     def begin(self) -> int:
-        """One more iteration begins: its number, counted from one."""
+        """One more iteration begins: its number, as `iteration`."""
         self.iterations += 1
-        return self.iterations
+        return self.iteration
 
     def run(self, arguments: Sequence[Any], watch: Observation | None = None) -> list[Any]:
         """The results of an iteration on `arguments`, both flat. Donated arguments are deleted afterwards.

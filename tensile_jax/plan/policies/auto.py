@@ -90,6 +90,24 @@ def _auto(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | N
     return _least(model, measured) if peak_of(model, _lowest(model, measured), measured) <= limit else None
 
 
+def quick(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
+    """A choice under the limit that is found in a short search; None if that search finds none.
+
+    It may be slower than the one of `auto`. If its plan is above the limit, the choice is repaired.
+    """
+    return within_host_limit(model, limit, measured, lambda model: _quick(model, limit, measured))
+
+
+def _quick(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
+    if not model.graph.operators or whole_peak(model, measured) <= limit:
+        return WHOLE
+    schedule = alike(model, limit, measured) or fast(model, limit, measured)
+    choice = None if schedule is None else choice_of(model, schedule)
+    if choice is None or peak_of(model, choice, measured) <= limit:
+        return choice
+    return revise(model, choice, limit, measured)
+
+
 def _beside_unasked(model: StepModel, quick: Schedule, limit: float, lower: float, measured: CompiledSizes) -> Schedule | None:
     """A schedule whose plan keeps the limit with the bytes that the allocator hands out unasked; None if no move leads there.
 

@@ -15,7 +15,7 @@ import tensile_jax as tensile
 from tensile_jax.errors import TensileError
 from tensile_jax.exec.call import followed_plan
 from tensile_jax.exec.compiling.step import CompiledPlan
-from tensile_jax.exec.fitting import planning_process, renewal
+from tensile_jax.exec.fitting import planning_process
 from tensile_jax.plan import drift
 from tensile_jax.plan.drift import WATCHED_FIRST
 from tensile_jax.plan_format import Segment
@@ -192,10 +192,10 @@ def _missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(arguments: Any) -> Any:
+    def refuse(*arguments: Any) -> Any:
         raise TensileError("it is Sunday")
 
-    monkeypatch.setattr(renewal, "choose_in_process", refuse)
+    monkeypatch.setattr(planning_process.PlanningProcess, "call", refuse)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_training_goes_on_if_planning_fails(
     training = Training(STEP, optimizer_state(OPTIMIZER), budget=budget, device_profile=fast_link, renew_above=0.3)
     began = time.monotonic()
     with pytest.warns(RuntimeWarning, match=f"No new plan could be made.*{story}.*Training goes on"):
-        while time.monotonic() - began < 15:
+        while time.monotonic() - began < _LONGEST_S:
             training.step()
-            if training.function._calls._planned[training.function._calls._latest].followed._given_up:  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
+            if training.function._calls._planned[training.function._calls._latest].followed._next._given_up:  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
                 break
         training.step()
     for _ in range(4):

@@ -1,5 +1,6 @@
 """The sizes of code that is only tried, and plain jit's peak, from executables that XLA does not optimize."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -66,13 +67,48 @@ def test_where_the_user_sets_the_level_of_optimization_sizes_are_those_of_that_l
     assert plain.sized() is plain.compiled()
 
 
+def test_what_is_compiled_quickly_runs_and_is_compiled_again_with_all_optimizations() -> None:
+    compiler = Compiler(jax.devices("cpu")[0], committed=False)
+    quick = compiler.compile([code(64), code(96)], quickly=True)
+    assert compiler.compile([code(64)], quickly=True)[0] is quick[0] and len(compiler) == 0
+    told: list[tuple[int, int]] = []
+    assert compiler.sizes([code(64)], lambda done, of: told.append((done, of))) == [quick[0].sizes] and told == []
+    optimized = compiler.compile([code(64)])
+    assert optimized[0] is not quick[0] and optimized[0].sizes == quick[0].sizes
+    assert compiler.compile([code(64), code(96)], quickly=True) == [optimized[0], quick[1]]
+    for mine, theirs in zip(quick[0].call(*block(64)), jax.jit(code(64).function)(*block(64)), strict=True):
+        assert jnp.allclose(mine, theirs, rtol=1e-5)
+
+
+def test_where_the_user_sets_the_level_of_optimization_quick_executables_are_those_of_that_level() -> None:
+    own = Compiler(jax.devices("cpu")[0], committed=False, compiler_options={"xla_backend_optimization_level": 3})
+    assert own.compile([code(64)], quickly=True)[0] is own.compile([code(64)])[0]
+
+
+def test_nothing_is_compiled_during_another_threads_turn() -> None:
+    """On a GPU, where XLA tries kernels; here the compiler of a CPU is given a lock."""
+    compiler, done = Compiler(jax.devices("cpu")[0], committed=False), threading.Event()
+    compiler.turn = threading.RLock()
+
+    def compile_both() -> None:
+        compiler.compile([code(64)])
+        done.set()
+
+    with compiler.turn:
+        thread = threading.Thread(target=compile_both)
+        thread.start()
+        assert compiler.compile([code(96)]) and not done.wait(0.3)  # the thread whose turn it is may compile
+    assert done.wait(60)
+    thread.join()
+
+
 def test_code_of_many_operators_is_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered: list[int] = []
     lower = Compiler._lower
 
-    def lowering(self: Compiler, code: SegmentCode) -> tuple[object, object]:
+    def lowering(self: Compiler, code: SegmentCode, *more: Any) -> tuple[object, object]:
         lowered.append(code.operators)
-        return lower(self, code)
+        return lower(self, code, *more)
 
     monkeypatch.setattr(Compiler, "_lower", lowering)
     codes = [replace(code(width), operators=operators) for width, operators in ((8, 3), (16, 9), (24, 5))]

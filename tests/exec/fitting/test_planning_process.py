@@ -7,16 +7,16 @@ import sys
 import time
 
 _SCRIPT = """
-import sys, threading, time
+import time
 import tensile_jax.exec.fitting.planning_process as p
-p._COMMAND = p._COMMAND.replace("main()", "sys.modules[main.__module__].choose_again = __import__('time').sleep; main()")
 started = p.subprocess.Popen
 def popen(*args, **kwargs):
     process = started(*args, **kwargs)
     print(process.pid, flush=True)
     return process
 p.subprocess.Popen = popen
-p.choose_in_process((60,))
+with p.PlanningProcess() as planning:
+    planning.call(time.sleep, 60)
 """
 
 

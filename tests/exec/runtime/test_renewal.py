@@ -12,7 +12,7 @@ import pytest
 
 import tensile_jax as tensile
 from tensile_jax.errors import TensileError
-from tensile_jax.exec.fitting import renewal
+from tensile_jax.exec.fitting.planning_process import PlanningProcess
 from tensile_jax.exec.running.executor import Iteration
 from tensile_jax.exec.running.instructions import Launch
 from tensile_jax.exec.runtime.submission import Isolation
@@ -97,10 +97,10 @@ def test_a_job_is_planned_again_from_what_was_measured(isolation: Isolation, slo
 
 
 def test_a_job_goes_on_if_planning_fails(slow_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(arguments: Any) -> Any:
+    def refuse(*arguments: Any) -> Any:
         raise TensileError("it is Sunday")
 
-    monkeypatch.setattr(renewal, "choose_in_process", refuse)
+    monkeypatch.setattr(PlanningProcess, "call", refuse)
     job, events = train(slow_device, "renewal_failed")
     notes = [event.note for event in events if event.kind == "renewal_failed"]
     assert notes and "it is Sunday" in notes[0] and len(job.plans) == 1 and job.status.state == "cancelled"
@@ -114,7 +114,7 @@ def test_a_load_that_comes_between_two_watched_iterations_is_noticed_when_it_com
     It is noticed when a new plan is asked for. When that plan is made depends on the machine: planning has a process of its own.
     While a plan is being made, nothing is noticed, so the load comes when none is: on a busy machine one more may be asked for.
     """
-    perform, choose, delay_s = Iteration.perform, renewal.choose_in_process, 0.003
+    perform, call, delay_s = Iteration.perform, PlanningProcess.call, 0.003
     asked: list[int] = []
 
     def loaded(self: Any, instruction: Any) -> None:
@@ -122,12 +122,12 @@ def test_a_load_that_comes_between_two_watched_iterations_is_noticed_when_it_com
         if isinstance(instruction, Launch):
             time.sleep(delay_s)
 
-    def ask(arguments: Any) -> Any:
+    def ask(*arguments: Any) -> Any:
         asked.append(job.status.step)
-        return choose(arguments)
+        return call(*arguments)
 
     monkeypatch.setattr(Iteration, "perform", loaded)
-    monkeypatch.setattr(renewal, "choose_in_process", ask)
+    monkeypatch.setattr(PlanningProcess, "call", ask)
     budget = low_budget(STEP, optimizer_state(OPTIMIZER), batch(), donate_argnums=0) * 5 // 4
     adopted, made, calm = _ENDLESS, 0, 0
     with tensile.Runtime(budget=4 * budget, device_profile=slow_device) as runtime:
