@@ -13,7 +13,7 @@ QUICK = ("replay", "curvature")
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in WORKLOADS])
 def test_a_workload_trains_under_its_budget_with_plain_jits_losses(name: str) -> None:
-    found = measured(WORKLOADS[name](), "60%", compared=4, timed_steps=1)
+    found = measured(WORKLOADS[name](), "60%", compared=4, timed_steps=1, improve=None)
     assert found["peak_ratio"] <= (found["budget_ratio"] if found["refused"] else 0.6)
     assert found["loss_difference"] < 1e-3  # gradients are rounded differently, and grow apart over four steps
 

@@ -28,9 +28,10 @@ _BUDGETS = ("60%", "40%")
 _LIMIT_S = 900  # of one process
 
 
-def run_case(name: str, budget: str) -> dict[str, Any]:
+def run_case(name: str, budget: str, improve: str | None) -> dict[str, Any]:
     """The JSON that the case prints; an `error` if it fails."""
     command = [sys.executable, "-m", "benchmarks.workloads.case", name, "--budget", budget]
+    command += [] if improve is None else ["--improve", improve]
     failed = {"workload": name, "budget": budget}
     with tempfile.TemporaryDirectory() as cache:
         try:
@@ -63,17 +64,20 @@ def table_of(cases: list[dict[str, Any]]) -> Table:
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice(list(WORKLOADS)), help="These workloads only.")
 @click.option("--budget", "budgets", multiple=True, default=_BUDGETS, show_default=True)
+@click.option("--improve", type=click.Choice(["background"]), help="As in `tensile_jax.jit`.")
 @click.option("--at-once", default=1, show_default=True, help="Cases at a time: more are done sooner, and are slower.")
 @click.option("--note", default="", help="What a reader of the figures must know, such as what else ran.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the JSON.")
-def main(only: tuple[str, ...], budgets: tuple[str, ...], at_once: int, note: str, output: Path | None) -> None:
+def main(
+    only: tuple[str, ...], budgets: tuple[str, ...], improve: str | None, at_once: int, note: str, output: Path | None
+) -> None:
     """Run every case and write the figures."""
     console = Console(stderr=True, width=140)
     device = jax.devices()[0].device_kind.lower().replace(" ", "-")
     path = output or _RESULTS / f"workloads-{device}.json"
     cases: list[dict[str, Any]] = []
     with ThreadPoolExecutor(at_once) as pool:
-        running = [pool.submit(run_case, name, budget) for name, budget in product(only or tuple(WORKLOADS), budgets)]
+        running = [pool.submit(run_case, name, budget, improve) for name, budget in product(only or tuple(WORKLOADS), budgets)]
         for one in running:
             case = one.result()
             cases.append(case)

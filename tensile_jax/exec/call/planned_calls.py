@@ -37,7 +37,7 @@ from tensile_jax.exec.call.devices import Placement, is_committed, named_devices
 from tensile_jax.exec.call.donated_before import Donations, explain_deleted
 from tensile_jax.exec.call.followed_plan import FollowedPlan
 from tensile_jax.exec.call.host_memory import free_host_memory
-from tensile_jax.exec.call.next_plan import NextPlan
+from tensile_jax.exec.call.improved_plan import ImprovedPlan
 from tensile_jax.exec.call.options import CheckedOptions, JitOptions
 from tensile_jax.exec.call.other_shapes import ShapesCalled
 from tensile_jax.exec.call.plan_folder import PlanFolder
@@ -49,7 +49,7 @@ from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import CompiledPlan, Options, Step, package_version, step_of
 from tensile_jax.exec.fitting.common_plan import digest_of, planned_for_all
 from tensile_jax.exec.fitting.forms import fit_fastest, fit_for_less, form_of, predict_fastest
-from tensile_jax.exec.fitting.improvement import fit_soon_or_fastest, improve
+from tensile_jax.exec.fitting.improvement import fit_soon_or_fastest
 from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
 from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.processes.agreement import agreement_of, compare, writes_files
@@ -104,7 +104,7 @@ class PlannedStep:
         place: gives the results of the plan in use the sharding that `jax.jit` gives them.
         donated: the positions and the names of the arguments whose memory the step takes over.
         followed: decides when latencies have drifted, and makes the next plan; None if the plan is not followed.
-        better: makes the plan that replaces one of a short search; None if the first plan is not of one.
+        improved: makes the plan that replaces one of a short search; None if the first plan is not of one.
         unwatched: when the latest call began, in seconds; None if that call was watched, which means that it was measured.
         paces_us: the times from the begin of a call that was not watched to the begin of the next call, for the latest such calls
             under the plan in use.
@@ -115,7 +115,7 @@ class PlannedStep:
     place: Callable[[list[Any]], list[Any]]
     donated: tuple[list[int], list[str]]
     followed: FollowedPlan | None = None
-    better: NextPlan | None = None
+    improved: ImprovedPlan | None = None
     unwatched: float | None = None
     paces_us: deque[float] = field(default_factory=lambda: deque(maxlen=_PACES))
 
@@ -127,7 +127,7 @@ class PlannedStep:
     @property
     def may_be_replaced(self) -> bool:
         """Whether another plan may be made while training goes on."""
-        return self.followed is not None or self.better is not None
+        return self.followed is not None or self.improved is not None
 
     @property
     def turn(self) -> AbstractContextManager[object]:
@@ -136,14 +136,14 @@ class PlannedStep:
 
     @property
     def is_improving(self) -> bool:
-        """Whether a better plan is being made, or waits for the next call."""
-        return self.better is not None and self.better.is_under_way
+        """Whether a better plan is sought, or waits for the next call."""
+        return self.improved is not None and self.improved.is_sought(self.runner.compiled)
 
     def next_plan(self) -> CompiledPlan | None:
         """The plan that replaces the one in use from now on; None if that stays. Asked before each call."""
         running = self.runner.compiled
-        better = None if self.better is None else self.better.taken(running)
-        return self.followed.next_plan(running) if better is None and self.followed is not None else better
+        improved = None if self.improved is None else self.improved.next_plan(running)
+        return self.followed.next_plan(running) if improved is None and self.followed is not None else improved
 
     @property
     def agrees(self) -> bool:
@@ -424,8 +424,7 @@ class PlannedCalls:
         if self._request.renew_above is not None:
             planned.followed = FollowedPlan(self._name, self._request.renew_above, same_settings)
         if compiled.soon:
-            planned.better = NextPlan(f"in the background for {self._name!r}", same_settings)
-            planned.better.begin(compiled, partial(improve, compiled))
+            planned.improved = ImprovedPlan(self._name, compiled, same_settings)
         self._write(planned)
         self._planned[call.signature] = planned
         return planned

@@ -45,7 +45,7 @@ from tensile_jax.plan.search.choice import (
 from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
-from tensile_jax.plan.search.search import Found, fast, fastest, least, perturbed
+from tensile_jax.plan.search.search import Found, fast, fastest, least, perturbed, soon
 from tensile_jax.plan.search.step_model import StepModel
 from tensile_jax.plan_format import Plan
 
@@ -101,7 +101,7 @@ def quick(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | N
 def _quick(model: StepModel, limit: float, measured: CompiledSizes) -> Choice | None:
     if not model.graph.operators or whole_peak(model, measured) <= limit:
         return WHOLE
-    schedule = alike(model, limit, measured) or fast(model, limit, measured)
+    schedule = alike(model, limit, measured) or soon(model, limit, measured)
     choice = None if schedule is None else choice_of(model, schedule)
     if choice is None or peak_of(model, choice, measured) <= limit:
         return choice

@@ -92,6 +92,7 @@ _ALL_EVALUATIONS = 3600  # after which no start with `spread` is tried, and then
 _LIMITS = (1.3, 1.15, 1.07, 1.0)  # of the limit: higher limits for a schedule that is then repaired under lower ones
 _SLOW = 1.25  # of the whole step's time: only for slower schedules, other limits are tried
 _IMPROVED = 1.5  # of the wanted time: schedules that are no slower may become that fast when they are improved
+_SOON = 1.6  # of the whole step's time: what a schedule may take that is to be found soon (`make bench-workloads`)
 _UNSWAPPED = 16  # swaps compared as candidates to give up, where the host cannot hold all; not tuned
 _SHRINK = 0.97  # of the least peak found so far: the next limit that is tried
 _LEAST_KEPT = Start(PRICES[-1])  # the start for the least peak without swaps
@@ -117,6 +118,15 @@ def fast(model: StepModel, limit: float, measured: CompiledSizes, upper: float =
     None if there is none, or if nothing faster than `upper` seems to exist.
     """
     return _improved_once(model, model.search_evaluator.with_measured(measured), limit, _IMPROVED * upper)
+
+
+def soon(model: StepModel, limit: float, measured: CompiledSizes) -> Schedule | None:
+    """A schedule under the limit that is found sooner than that of `fast`, and is hardly ever faster; None if there is none.
+
+    It is the first that is fast enough of those that the search begins with, as repairs leave it.
+    """
+    evaluator = model.search_evaluator.with_measured(measured)
+    return _from_cuts(model, evaluator, limit, float("inf"), may_rise=True, enough=_SOON * model.whole_us)
 
 
 def _either(model: StepModel, evaluator: Evaluator, limit: float) -> Schedule | None:
@@ -200,7 +210,14 @@ def perturbed(model: StepModel, best: Found, keep: Callable[[Found], Found | Non
 
 
 def _from_cuts(
-    model: StepModel, evaluator: Evaluator, limit: float, upper: float, *, may_rise: bool, with_others: bool = True
+    model: StepModel,
+    evaluator: Evaluator,
+    limit: float,
+    upper: float,
+    *,
+    may_rise: bool,
+    with_others: bool = True,
+    enough: float = 0.0,
 ) -> Schedule | None:
     """The fastest of the schedules that begin with minimum cuts, repaired and improved.
 
@@ -210,6 +227,7 @@ def _from_cuts(
         may_rise: whether to descend from higher limits if repairs have failed, or if the result is slow.
             Schedules that are slower than the result are then given up early.
         with_others: whether to improve other schedules than the fastest of a step that is not small.
+        enough: the first schedule that is no slower is the result, once it is repaired.
     """
     if limit < necessary_bytes(evaluator):
         return None
@@ -235,6 +253,8 @@ def _from_cuts(
             continue
         evaluations = min(_OTHERS * (upper / model.whole_us - 1), _MOST_OTHERS) if found else float("inf")
         add(repair(schedule, limit, _REPAIRS, _PROMISING * upper, evaluations))
+        if upper <= enough:
+            return found[-1]
         if may_rise and not found and evaluator.evaluated >= tired:
             may_rise = False
             add(_from_higher_limits(model, evaluator, limit, upper))

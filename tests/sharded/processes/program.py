@@ -212,6 +212,7 @@ def refused(folder: Path) -> Any:
         caught(lambda: tensile.Runtime("1GiB", devices=jax.devices())),
         caught(_submit_divided),
         caught(lambda: tensile.jit(train_step, renew_above=0.3)(state("data"), batch(0), 0.1)),
+        caught(lambda: tensile.jit(train_step, improve="background")(state("data"), batch(0), 0.1)),
     ]
 
 

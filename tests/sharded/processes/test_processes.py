@@ -126,11 +126,11 @@ def test_steps_of_all_processes_and_of_some_of_them_run_in_turn(tmp_path: Path) 
 
 
 def test_a_runtime_and_renewal_on_devices_of_several_processes_are_refused(quick: list[Ended]) -> None:
-    for process, (runtime, submitted, renewing) in enumerate(_of(quick, "refused")):
-        assert runtime[0] == submitted[0] == renewing[0] == "ValueError"
+    for process, (runtime, submitted, renewing, improving) in enumerate(_of(quick, "refused")):
+        assert runtime[0] == submitted[0] == renewing[0] == improving[0] == "ValueError"
         assert f"is of process {1 - process}, and this is process {process}" in runtime[1]
         assert "is spread over 8 devices, and the runtime has" in submitted[1]
-        assert "Leave renew_above out" in renewing[1]
+        assert "Leave renew_above out" in renewing[1] and "Leave improve out" in improving[1]
 
 
 def _expect_that_jax_ends_it(stays: Ended, leaves: Ended) -> None:
