@@ -15,7 +15,8 @@ from tensile_jax.device_profiles import load_profile
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import Options, Step, step_of
 from tensile_jax.exec.fitting.find_plan import begin_to_predict
-from tensile_jax.exec.fitting.forms import always_rewritten, fastest_form
+from tensile_jax.exec.fitting.forms import fastest_form
+from tensile_jax.exec.fitting.rewritten_forms import always_rewritten
 from tensile_jax.installed_models import MODELS
 from tensile_jax.plan import CompiledSizes, PolicyName
 from tensile_jax.plan.planner import Goal, Planner

@@ -26,7 +26,7 @@ from tensile_jax.exec.call.options import JitOptions, PlanOptions
 from tensile_jax.exec.compiling.compiler import memory_of
 from tensile_jax.exec.compiling.step import Step
 from tensile_jax.exec.fitting.find_plan import begin_to_predict
-from tensile_jax.exec.fitting.forms import always_rewritten
+from tensile_jax.exec.fitting.rewritten_forms import always_rewritten
 from tensile_jax.exec.transfer import Device
 from tensile_jax.memory_report.calls import UserCalls, calls_with
 from tensile_jax.memory_report.memory import report_of

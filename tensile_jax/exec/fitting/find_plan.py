@@ -129,19 +129,25 @@ def fit(fitting: Fitting, draft: Precedent | None = None) -> CompiledPlan:
         learn(fitting)
 
 
-def fit_soon(fitting: Fitting, draft: Precedent | None = None) -> CompiledPlan | None:
-    """A plan that is found in a short search and whose compiled peak is within the budget; None if none is found.
-
-    Other budgets do not know of it: they are searched for as if it was not there.
+def chosen_soon(fitting: Fitting, draft: Precedent | None = None) -> Planned | None:
+    """The choice of a short search, and the plan of that choice; None if none is found.
 
     Args:
         draft: a plan of the same step, which is adapted if it resembles what is asked for.
     """
     goal = fitting.goal()
-    chosen = None if draft is None else fitting.adapted(draft, goal)
-    chosen = chosen or fitting.chosen_quickly(goal)
+    adapted = None if draft is None else fitting.adapted(draft, goal)
+    found = adapted or fitting.chosen_quickly(goal)
+    return None if found is None or found.plan.whole else found
+
+
+def fit_soon(fitting: Fitting, chosen: Planned | None) -> CompiledPlan | None:
+    """The plan of this choice, compiled, or a few revisions of it, until one is within the budget; None if none is.
+
+    Other budgets do not know of it: they are searched for as if it was not there.
+    """
     try:
-        return None if chosen is None or chosen.plan.whole else _within(fitting, goal, _SOON_ATTEMPTS, chosen)
+        return None if chosen is None else _within(fitting, fitting.goal(), _SOON_ATTEMPTS, chosen)
     finally:
         learn(fitting)
 

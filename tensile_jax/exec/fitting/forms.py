@@ -1,6 +1,6 @@
 """Chooses the *form* in which a step is planned: the step as it is, or a variant that computes the same results.
 
-    rewritten            by the rewrites that cost nothing, and by at most one other (`trace/rewrites/registry.py`)
+    rewritten            by the rewrites that cost nothing, and by at most one other (`rewritten_forms.py`)
     with driven loops    each iteration of a long loop runs under a plan of the loop's body (`exec/running/driven_loop.py`)
 
 A form is chosen if it is predicted to be faster than the step as it is, or if no plan keeps the budget without it. Rewrites that
@@ -13,7 +13,7 @@ cost nothing are done wherever possible. There are three restrictions:
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
@@ -26,8 +26,6 @@ from tensile_jax.exec.fitting.find_plan import (
     begin_to_predict,
     drafted,
     fit,
-    fit_soon,
-    has_been_planned,
     learn,
     predict,
     try_whole,
@@ -36,16 +34,15 @@ from tensile_jax.exec.fitting.find_plan import (
 from tensile_jax.exec.fitting.fitting import Fitting
 from tensile_jax.exec.fitting.knowledge import Entry, Precedent
 from tensile_jax.exec.fitting.knowledge_store import STORE
+from tensile_jax.exec.fitting.rewritten_forms import all_rewritten, always_rewritten, rewritten_each, worth_trying
 from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
 from tensile_jax.ir import OperatorId
 from tensile_jax.plan import Comparison, CompiledSizes, Planner, compare_policies
 from tensile_jax.plan_format import Plan
-from tensile_jax.trace import REWRITES, Immediate, Part, Program, Rewrite
+from tensile_jax.trace import Immediate
 from tensile_jax.trace.plannable_loops import PlannableLoop, plannable_loops, with_driven
 
 _OTHER_FORM_TIME = 0.98  # of the best time so far: what another form must reach, since rewrites may round differently; not tuned
-_LARGE_TENSOR = 1 / 32  # of plain jit's peak: a part without such a tensor is rewritten only where nothing else fits; not tuned
-_MANY_EQUATIONS = 200  # the same if the part has more equations, since each rewrite of it is planned; not tuned
 _LARGE_LOOP = 1 / 100  # of plain jit's peak: loops that need less beside their inputs and outputs are not driven
 _AS_EXPECTED = 0.9, 1.35
 """Of plain jit's predicted peak: if the compiled peak is outside, a new plan is made. A wider range saves planning, and gives
@@ -69,7 +66,7 @@ def fit_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True, 
     """
     fitting = begin(step, budget)
     draft = try_whole(fitting, partial(_drafted, fitting, drive_loops=drive_loops)) if may_run_whole else None
-    if draft is not None and _is_as_expected(draft, fitting):
+    if draft is not None and is_as_expected(draft, fitting):
         try:
             return _fit_drafted(fitting, draft)
         except BudgetTooSmall:
@@ -80,27 +77,6 @@ def fit_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True, 
         if not may_run_whole or not _more_is_known(fitting, refusal):
             raise
     return _fit_ranked(fitting, drive_loops=drive_loops)
-
-
-def fit_quickly(step: Step, budget: Budget | None) -> CompiledPlan | None:
-    """A plan of the step that is found in a short search and compiled to be there soon; `fit_fastest` may find a faster one.
-
-    None if the short search finds none, if the step fits as one executable, or if an equal step was planned before, after which
-    the whole search is short, too.
-    """
-    if STORE.form_of(step.structure) is not None:
-        return None
-    fitting = begin(step, budget, quickly=True)
-    base = always_rewritten(step)
-    draft = try_whole(fitting, partial(_drafted_soon, step, base, budget))
-    form = fitting.of(base)
-    if fitting.planner.whole_peak_bytes(fitting.measured) <= fitting.limit() or has_been_planned(form):
-        return None
-    found = fit_soon(form, draft.precedent if draft is not None and _is_as_expected(draft, fitting) else None)
-    if found is None:
-        return None
-    spent = (Spent() if draft is None else draft.spent) + _spent_around(form, fitting) + found.spent
-    return replace(found, spent=spent, soon=True)
 
 
 def predict_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True) -> CompiledPlan:
@@ -131,7 +107,7 @@ def fit_for_less(compiled: CompiledPlan) -> CompiledPlan | None:
         return None
 
 
-class _Draft(NamedTuple):
+class Draft(NamedTuple):
     """What was planned before plain jit's peak was known.
 
     Attributes:
@@ -147,7 +123,7 @@ class _Draft(NamedTuple):
     spent: Spent
 
 
-def _drafted(fitting: Fitting, *, drive_loops: bool) -> _Draft | None:
+def _drafted(fitting: Fitting, *, drive_loops: bool) -> Draft | None:
     """The form and the plan for the share of plain jit's predicted peak, made while plain jit compiles to show its peak.
 
     None if a plan of the step is known that can be adapted sooner, or if other processes wait for plain jit's executable.
@@ -164,34 +140,24 @@ def _drafted(fitting: Fitting, *, drive_loops: bool) -> _Draft | None:
         return None
     if precedent is None and (form.step.bodies or not form.planner.model.has_iterations):
         return None
-    return _Draft(form.step, precedent, _expected_bytes(predicting), form.spent)
+    expected = predicting.planner.whole_peak_bytes(predicting.measured)
+    return Draft(form.step, precedent, expected, form.spent)
 
 
-def _drafted_soon(step: Step, base: Step, budget: Budget | None) -> _Draft | None:
-    """The plan of this form that a short search finds for the share of plain jit's predicted peak, as `_drafted` does."""
-    form = begin_to_predict(step, budget).of(base)
-    precedent = drafted(form, quickly=True)
-    return None if precedent is None else _Draft(base, precedent, _expected_bytes(form), form.spent)
-
-
-def _expected_bytes(fitting: Fitting) -> int:
-    return fitting.planner.whole_peak_bytes(fitting.measured)
-
-
-def _is_as_expected(draft: _Draft, fitting: Fitting) -> bool:
+def is_as_expected(draft: Draft, fitting: Fitting) -> bool:
     """Whether plain jit's peak is so near to its prediction that the adapted draft is as good as a new plan."""
     least, most = _AS_EXPECTED
     return least * draft.expected_bytes <= fitting.jit_peak_bytes <= most * draft.expected_bytes
 
 
-def _fit_drafted(fitting: Fitting, draft: _Draft) -> CompiledPlan:
+def _fit_drafted(fitting: Fitting, draft: Draft) -> CompiledPlan:
     """The plan of the draft's form, compiled: the draft's own, once it is adapted to what is known by now, or a new one."""
     form = fitting.of(draft.form)
     found = fit(form, draft.precedent)
-    return replace(found, spent=draft.spent + _spent_around(form, fitting) + found.spent)
+    return replace(found, spent=draft.spent + spent_around(form, fitting) + found.spent)
 
 
-def _spent_around(form: Fitting, fitting: Fitting) -> Spent:
+def spent_around(form: Fitting, fitting: Fitting) -> Spent:
     """What it has taken to fit the step itself, if `form` is another form of it."""
     return Spent() if form is fitting else fitting.spent
 
@@ -203,7 +169,7 @@ def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
     """
     began = time.perf_counter()
     chosen = fastest_form(fitting, drive_loops=drive_loops)
-    before = Spent(ranking_s=time.perf_counter() - began) + _spent_around(chosen, fitting)
+    before = Spent(ranking_s=time.perf_counter() - began) + spent_around(chosen, fitting)
     try:
         found = fit(chosen)
     except BudgetTooSmall as refusal:
@@ -219,7 +185,7 @@ def _fit_another(fitting: Fitting, refused: Step, refusal: BudgetTooSmall) -> Co
     """
     if len(fitting.step.agreement.processes) > 1:  # each process would have to try the same forms
         raise refusal
-    others = [fitting.of(form) for form in dict.fromkeys(_all_rewritten(fitting.step)) if form is not refused]
+    others = [fitting.of(form) for form in dict.fromkeys(all_rewritten(fitting.step)) if form is not refused]
     most = _NEARLY_FITS * fitting.limit()
     for form in sorted((form for form in others if form.floor_bytes() <= most), key=lambda form: form.floor_bytes()):
         try:
@@ -273,7 +239,7 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
     if fitting.planner.whole_peak_bytes(fitting.measured) <= limit:
         return fitting
     base = fitting.of(always_rewritten(step))
-    rewrites = _worth_trying(step, base, limit)
+    rewrites = worth_trying(step, base, limit)
     loops = _loops_that_need_plans(fitting, limit) if drive_loops else []
     if not rewrites and not loops:
         return base
@@ -286,7 +252,7 @@ def _fastest(fitting: Fitting, *, drive_loops: bool) -> Fitting:
 
     def others(*, that_may_fit: bool = False) -> Iterator[Fitting]:
         """Each is made when it is asked for; with `that_may_fit`, no driven loops whose stacks exceed the limit."""
-        yield from map(fitting.of, _rewritten_each(step, base.step, rewrites))
+        yield from map(fitting.of, rewritten_each(step, base.step, rewrites))
         if not that_may_fit or all(_bytes_around(step, loop) <= limit for loop in loops):
             yield from driven()
 
@@ -372,59 +338,7 @@ def form_of(step: Step, saved: Plan) -> Step:
     """The form of the step that the saved plan is for; the step itself, if it is for none."""
     if saved.loops:
         return _driven_as(step, saved)
-    return next((one for one in _all_rewritten(step) if one.graph.fingerprint == saved.fingerprint), step)
-
-
-# -- with another program -------------------------------------------------------------------------------------------------------
-
-
-def always_rewritten(step: Step) -> Step:
-    """The step with all rewrites that cost nothing; itself, if none of them can be done."""
-    base = step
-    for rewrite in REWRITES:
-        if rewrite.always:
-            base = _rewritten(step, base, rewrite) or base
-    return base
-
-
-def _worth_trying(step: Step, base: Fitting, limit: float) -> list[Rewrite]:
-    """The other rewrites that may give a faster plan under the limit, or a plan where there is none."""
-    traced = base.step.traced
-
-    @cache
-    def is_worth_it(find: Callable[[Program], Part | None]) -> bool:
-        found = None if traced.divided is not None or step.options.policy != "auto" else find(traced.program)
-        if found is None:
-            return False
-        large = found.nbytes >= _LARGE_TENSOR * base.planner.whole_peak_bytes(base.measured)
-        return (large and found.equations <= _MANY_EQUATIONS) or base.floor_bytes() > limit
-
-    return [
-        r for r in REWRITES
-        if not r.always and (is_worth_it(r.part) if r.part is not None else _rewritten(step, base.step, r) is not None)
-    ]  # fmt: skip
-
-
-def _all_rewritten(step: Step) -> Iterator[Step]:
-    """The step and its forms whose programs are rewritten, each made when it is asked for."""
-    yield step
-    base = always_rewritten(step)
-    yield base
-    yield from _rewritten_each(step, base, [rewrite for rewrite in REWRITES if not rewrite.always])
-
-
-def _rewritten_each(step: Step, base: Step, rewrites: Iterable[Rewrite]) -> Iterator[Step]:
-    return (form for rewrite in rewrites if (form := _rewritten(step, base, rewrite)) is not None)
-
-
-def _rewritten(step: Step, base: Step, rewrite: Rewrite) -> Step | None:
-    """The form of a step that the rewrite makes of `base`, made once; None if it makes none. Only the policy `auto` has any."""
-
-    def make() -> Step | None:
-        traced = base.traced.rewritten(rewrite) if step.options.policy == "auto" else None
-        return None if traced is None else step.form(traced)
-
-    return step.once(rewrite, make)
+    return next((one for one in all_rewritten(step) if one.graph.fingerprint == saved.fingerprint), step)
 
 
 # -- with driven loops ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from tensile_jax.budget import Budget
 from tensile_jax.errors import BudgetTooSmall
 from tensile_jax.exec.compiling.step import CompiledPlan, Step
 from tensile_jax.exec.fitting.find_plan import begin, budget_of
-from tensile_jax.exec.fitting.forms import fit_fastest, fit_quickly
+from tensile_jax.exec.fitting.forms import fit_fastest
 from tensile_jax.exec.fitting.planner_elsewhere import PlannerElsewhere
 from tensile_jax.exec.fitting.planning_process import PlanningProcess
+from tensile_jax.exec.fitting.quick_forms import fit_quickly
 
 _SOON = "It was found in a short search, so that training begins soon. A faster one is sought meanwhile."
 _BETTER = "It was sought while training went on, and replaces the one that a short search had found."
