@@ -38,6 +38,7 @@ from tensile_jax.progress.phases import PLAIN_JIT, PLANNING
 _MARGIN = 0.01
 """Of the limit: kept free for what predictions miss, doubled at first and raised with every attempt. A larger margin gives memory
 away, a smaller one needs more rounds of compiling (`make bench-h200`)."""
+_SOON_MARGINS = 2  # more such margins where a plan is to be there soon: fewer rounds, slower plans (`make bench-workloads`)
 _ADAPTED, _SAME_SHARE = 1.03, 1.05
 """A plan of other shapes is adapted if the slowdown and the share of plain jit's peak differ by no more. More saves more searches
 and may give slower plans (not tuned)."""
@@ -294,7 +295,7 @@ class Fitting:
         A margin that leaves no choice is halved, and then given up.
         """
         limit = 0.0 if goal.limit == float("inf") else goal.limit
-        wanted = int(limit * _MARGIN * (attempt + 1))
+        wanted = int(limit * _MARGIN * (attempt + 1 + (_SOON_MARGINS if self.quickly else 0)))
         most = limit - self.planner.quick_floor(self.measured)
         return replace(self.measured, margin=next((margin for margin in (wanted, wanted // 2) if margin <= most), 0))
 
