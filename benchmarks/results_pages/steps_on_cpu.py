@@ -293,4 +293,4 @@ def a_training() -> Section:
     )
 
 
-SECTIONS = (under_a_budget, policies, many_kinds, second_process, a_training, beside_checkpoint)
+SECTIONS = (under_a_budget, policies, many_kinds, begun_sooner, second_process, a_training, beside_checkpoint)

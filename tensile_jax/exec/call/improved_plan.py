@@ -23,7 +23,7 @@ class ImprovedPlan:
     def __init__(self, name: str, first: CompiledPlan, same_settings: Callable[[], bool]) -> None:
         self._first = first
         self._next = NextPlan(f"in the background for {name!r}", same_settings)
-        self._calls = 0
+        self._calls = 0  # before which it was asked for the plan, two at most
 
     def is_sought(self, running: CompiledPlan) -> bool:
         """Whether the plan is still to be made, is being made, or waits for the next call."""
@@ -34,7 +34,8 @@ class ImprovedPlan:
 
         Warns if a plan could not be made.
         """
-        self._calls += 1
-        if self._calls == 2 and running is self._first:
-            self._next.begin(running, partial(improve, running))
+        if self._calls < 2:
+            self._calls += 1
+            if self._calls == 2 and running is self._first:
+                self._next.begin(running, partial(improve, running))
         return self._next.taken(running)
