@@ -54,8 +54,8 @@ def spoil(
         seen.append(value)
         return change(value) if len(seen) > after else value
 
-    def spoiled(self: Compiler, *args: Any) -> list[Any]:
-        made = compile_segments(self, *args)
+    def spoiled(self: Compiler, *args: Any, **named: Any) -> list[Any]:
+        made = compile_segments(self, *args, **named)
         return [dataclasses.replace(e, call=lambda *xs, e=e: [changed(value) for value in e.call(*xs)]) for e in made]
 
     monkeypatch.setattr(Compiler, "compile", spoiled)

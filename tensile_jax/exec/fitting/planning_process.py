@@ -93,16 +93,14 @@ class PlanningProcess:
         with self._asking:
             message, known = io.BytesIO(), len(self._planners)
             _Pickler(message, self._planners).dump((function, arguments, named))
-            too_long = threading.Event()
-            watch = threading.Timer(_LONGEST_S, lambda: (too_long.set(), self._process.kill()))
-            watch.daemon = True
-            watch.start()
+            answered, too_long = threading.Event(), threading.Event()
+            threading.Thread(target=self._end_if_late, args=(answered, too_long), daemon=True).start()
             try:
                 has_failed, found = self._answer(pickle.dumps((self._planners[known:], message.getvalue())))
             except Exception as error:
                 raise self._ended(took_too_long=too_long.is_set()) from error
             finally:
-                watch.cancel()
+                answered.set()
         if has_failed:
             raise TensileError(f"planning failed: {found}")
         return found
@@ -113,6 +111,12 @@ class PlanningProcess:
         self._process.stdin.write(message)
         self._process.stdin.flush()
         return pickle.load(self._process.stdout)
+
+    def _end_if_late(self, answered: threading.Event, too_long: threading.Event) -> None:
+        """End the process if it has not answered in time. In a thread of its own."""
+        if not answered.wait(_LONGEST_S):
+            too_long.set()
+            self._process.kill()
 
     def _ended(self, *, took_too_long: bool) -> TensileError:
         """The error for a process that has not answered."""

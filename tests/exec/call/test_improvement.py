@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import tensile_jax as tensile
-from tensile_jax.errors import BudgetTooSmall
+from tensile_jax.errors import BudgetTooSmall, TensileError
 from tensile_jax.exec.call.next_plan import NextPlan
 from tensile_jax.exec.compiling.step import CompiledPlan
 from tensile_jax.exec.fitting import planning_process
@@ -330,6 +330,12 @@ def test_a_planner_elsewhere_makes_the_same_plans() -> None:
 def _plan(found: Planned | None) -> tensile.Plan:
     assert found is not None
     return found.plan
+
+
+def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_process, "_LONGEST_S", 1.5)
+    with PlanningProcess() as process, pytest.raises(TensileError, match=r"planning took more than 1\.5 s"):
+        process.call(time.sleep, 60)
 
 
 def test_two_threads_may_ask_one_process() -> None:
