@@ -104,8 +104,11 @@ class PlannedFunction:
         return self._calls.plan(args, kwargs)
 
     def plans(self, /, *args: Any, **kwargs: Any) -> tuple[Plan, ...]:
-        """All plans under which calls with these arguments have run, in their order; the last one is in use. There are several if
-        latencies have drifted (`renew_above`), or if the device has run out of memory."""
+        """All plans under which calls with these arguments have run, in their order; the last one is in use.
+
+        There are several if a better one was found (`improve`), if latencies have drifted (`renew_above`), or if the device has
+        run out of memory.
+        """
         return self._calls.plans(args, kwargs)
 
     def bound_us(self, /, *args: Any, **kwargs: Any) -> float:

@@ -49,9 +49,9 @@ class Report(ShownAsText):
         recomputed_us: the measured latency of the segments, times the share that the plan predicts for recomputation.
         out_of_memory: how often the device refused an allocation.
         trace_s: the time that tracing has taken.
-        plan_s: the time that the first call spent on planning.
-        compile_s: the time that the first call spent on compiling segments and plain jit. An executable that an earlier call of
-            the function has compiled is not compiled again.
+        plan_s: the time that the first call spent on planning; if its plan was replaced, with that of the later plans.
+        compile_s: the same for compiling segments and plain jit. An executable that an earlier call of the function has compiled
+            is not compiled again.
         iterations: how many calls have run.
         tries: how many plans the first call has compiled until one kept the budget; zero for a step that runs whole.
         launches: how many executables an iteration launches.
