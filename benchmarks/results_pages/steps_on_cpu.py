@@ -101,7 +101,7 @@ def many_kinds() -> Section:
         for case in cases
     ]
     times = [case["time_ratio"] for case in kept]
-    first = [case["first_call_s"] / case["jit_first_call_s"] for case in cases]
+    first = [_first_call(case) for case in cases]
     equal = sum(case["loss_difference"] == 0 for case in cases)
     head = ("step", "budget", "peak", "time", "plain jit", "first call", "plain jit's", "planning", "segments")
     return Section(

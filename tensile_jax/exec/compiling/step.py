@@ -221,17 +221,18 @@ class Step:
 
     def planned_by(self, planner: Callable[..., Planner]) -> "Step":
         """The same step, whose planner and those of its forms are made by `planner`, and which shows no progress."""
-        options = replace(self.options, planner=planner, progress=None)
-        return replace(step_of(self.traced, options, self.compiler, agreement=self.agreement), plain_jit=self.plain_jit)
+        return self._with_options(replace(self.options, planner=planner, progress=None))
 
     def with_swaps(self, swaps: tuple[SwappedOut, ...]) -> "Step":
         """The same step, for which several jobs have agreed on these swaps; itself, if it has them already."""
         if swaps == self.options.agreed_swaps:
             return self
-        made = replace(
-            step_of(self.traced, replace(self.options, agreed_swaps=swaps), self.compiler), plain_jit=self.plain_jit
-        )  # fmt: skip
+        made = self._with_options(replace(self.options, agreed_swaps=swaps))
         return made.corrected(self.planner.model.corrections)
+
+    def _with_options(self, options: Options) -> "Step":
+        """The same step with a planner for these options."""
+        return replace(step_of(self.traced, options, self.compiler, agreement=self.agreement), plain_jit=self.plain_jit)
 
     def swapping_accesses(self) -> AccessSequence | None:
         """The accesses from which swaps are chosen for several jobs together; None if the policy does not take part in that."""

@@ -71,6 +71,7 @@ class PlanningProcess:
 
     def __exit__(self, *_: object) -> None:
         self._end()
+        self._planners.clear()
         with suppress(OSError), self._process:  # closes its pipes, also one with half a message, and waits for its end
             self._errors.close()
 

@@ -66,11 +66,14 @@ def _in_turn(fitting: Fitting) -> Iterator[Fitting]:
 
 
 def _drafted(step: Step, budget: Budget | None) -> Draft | None:
-    """The plan for the share of plain jit's predicted peak, made while plain jit compiles to show its peak; None if the short
-    search finds none.
+    """The plan for the share of plain jit's predicted peak, made while plain jit compiles to show its peak.
+
+    None if the short search finds none, or if loops are opened: such a plan cannot be adapted to the peak.
     """
     fitting = begin_to_predict(step, budget)
     for form in _in_turn(fitting):
+        if form.planner.model.has_iterations:
+            return None
         precedent = drafted(form, quickly=True)
         if precedent is not None:
             return Draft(form.step, precedent, fitting.planner.whole_peak_bytes(fitting.measured), form.spent)
