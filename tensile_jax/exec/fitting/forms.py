@@ -66,17 +66,18 @@ def fit_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True, 
     """
     fitting = begin(step, budget)
     draft = try_whole(fitting, partial(_drafted, fitting, drive_loops=drive_loops)) if may_run_whole else None
+    before = Spent() if draft is None else draft.spent
     if draft is not None and is_as_expected(draft, fitting):
         try:
             return _fit_drafted(fitting, draft)
         except BudgetTooSmall:
             pass  # the form of the draft needs too much; another one may not
     try:
-        return _fit_ranked(fitting, drive_loops=drive_loops)
+        return _fit_ranked(fitting, before, drive_loops=drive_loops)
     except BudgetTooSmall as refusal:
         if not may_run_whole or not _more_is_known(fitting, refusal):
             raise
-    return _fit_ranked(fitting, drive_loops=drive_loops)
+    return _fit_ranked(fitting, before, drive_loops=drive_loops)
 
 
 def predict_fastest(step: Step, budget: Budget | None, *, drive_loops: bool = True) -> CompiledPlan:
@@ -134,14 +135,14 @@ def _drafted(fitting: Fitting, *, drive_loops: bool) -> Draft | None:
         return None
     predicting = begin_to_predict(step, fitting.budget)
     try:
-        form = fastest_form(predicting, drive_loops=drive_loops)
+        form, before = _ranked(predicting, drive_loops=drive_loops)
         precedent = drafted(form)
     except BudgetTooSmall:
         return None
     if precedent is None and (form.step.bodies or not form.planner.model.has_iterations):
         return None
     expected = predicting.planner.whole_peak_bytes(predicting.measured)
-    return Draft(form.step, precedent, expected, form.spent)
+    return Draft(form.step, precedent, expected, before + form.spent)
 
 
 def is_as_expected(draft: Draft, fitting: Fitting) -> bool:
@@ -162,19 +163,25 @@ def spent_around(form: Fitting, fitting: Fitting) -> Spent:
     return Spent() if form is fitting else fitting.spent
 
 
-def _fit_ranked(fitting: Fitting, *, drive_loops: bool) -> CompiledPlan:
+def _fit_ranked(fitting: Fitting, before: Spent, *, drive_loops: bool) -> CompiledPlan:
     """The compiled plan of the form that is predicted to be the fastest, or of another one if compiling refuses that.
 
-    The plan records how long the choice of the form took.
+    Args:
+        before: what was spent on plans that are not used.
     """
-    began = time.perf_counter()
-    chosen = fastest_form(fitting, drive_loops=drive_loops)
-    before = Spent(ranking_s=time.perf_counter() - began) + spent_around(chosen, fitting)
+    chosen, choosing = _ranked(fitting, drive_loops=drive_loops)
     try:
         found = fit(chosen)
     except BudgetTooSmall as refusal:
         found = _fit_another(fitting, chosen.step, refusal)
-    return replace(found, spent=before + found.spent)
+    return replace(found, spent=before + choosing + found.spent)
+
+
+def _ranked(fitting: Fitting, *, drive_loops: bool) -> tuple[Fitting, Spent]:
+    """The form that is predicted to be the fastest, and what it took to choose it. What it takes to fit it comes on top."""
+    began = time.perf_counter()
+    chosen = fastest_form(fitting, drive_loops=drive_loops)
+    return chosen, Spent(ranking_s=time.perf_counter() - began) + spent_around(chosen, fitting)
 
 
 def _fit_another(fitting: Fitting, refused: Step, refusal: BudgetTooSmall) -> CompiledPlan:

@@ -42,19 +42,26 @@ def fit_quickly(step: Step, budget: Budget | None) -> CompiledPlan | None:
     before = Spent() if draft is None else draft.spent
     if draft is not None and is_as_expected(draft, fitting):
         form = fitting.of(draft.form)
+        before += spent_around(form, fitting)
         found = fit_soon(form, chosen_soon(form, draft.precedent))
     else:
-        form, found = _fit_first(fitting)
-    return None if found is None else replace(found, spent=before + spent_around(form, fitting) + found.spent, soon=True)
+        found = _fit_first(fitting)
+    return None if found is None else replace(found, spent=before + found.spent, soon=True)
 
 
-def _fit_first(fitting: Fitting) -> tuple[Fitting, CompiledPlan | None]:
-    """The first form for which a short search finds a choice, and the plan of that choice; None if compiling refuses it."""
+def _fit_first(fitting: Fitting) -> CompiledPlan | None:
+    """The plan of the first form for which a short search finds a choice, compiled; None if there is none, or if compiling
+    refuses it.
+    """
+    before = Spent()  # on forms that have no plan
     for form in _in_turn(fitting):
         chosen = chosen_soon(form)
         if chosen is not None:
-            return form, fit_soon(form, chosen)
-    return fitting, None
+            before += spent_around(form, fitting)
+            found = fit_soon(form, chosen)
+            return None if found is None else replace(found, spent=before + found.spent)
+        before += Spent() if form is fitting else form.spent
+    return None
 
 
 def _in_turn(fitting: Fitting) -> Iterator[Fitting]:
@@ -71,10 +78,12 @@ def _drafted(step: Step, budget: Budget | None) -> Draft | None:
     None if the short search finds none, or if loops are opened: such a plan cannot be adapted to the peak.
     """
     fitting = begin_to_predict(step, budget)
+    spent = Spent()
     for form in _in_turn(fitting):
         if form.planner.model.has_iterations:
             return None
         precedent = drafted(form, quickly=True)
+        spent += form.spent
         if precedent is not None:
-            return Draft(form.step, precedent, fitting.planner.whole_peak_bytes(fitting.measured), form.spent)
+            return Draft(form.step, precedent, fitting.planner.whole_peak_bytes(fitting.measured), spent)
     return None

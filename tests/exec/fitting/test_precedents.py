@@ -1,5 +1,6 @@
 """A step that was planned on some shapes is planned quickly on others."""
 
+import time
 from typing import Any
 
 import jax
@@ -106,6 +107,19 @@ def test_a_first_plan_is_drafted_while_plain_jit_compiles_and_then_adapted(
     check(tensile.jit(step, budget="60%", donate_argnums=0, device_profile=cheap_launches), 4096)
     assert searches.index("compiling") < searches.index("searched") < searches.index("compiled") < searches.index("adapted")
     assert "searched" not in searches[searches.index("compiled") :]
+
+
+def test_a_report_counts_what_choosing_the_form_of_a_draft_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest_form, seconds = forms.fastest_form, 0.4
+
+    def slowly(*args: Any, **kwargs: Any) -> Fitting:
+        time.sleep(seconds)
+        return fastest_form(*args, **kwargs)
+
+    monkeypatch.setattr(forms, "fastest_form", slowly)
+    function = tensile.jit(step, budget="60%", donate_argnums=0)
+    check(function, 2048)
+    assert function.report().plan_s > seconds
 
 
 def test_what_compiling_has_shown_on_other_shapes_corrects_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
