@@ -436,10 +436,8 @@ def _in_a_pool(
 
 def _compile_whole(lowered: Any, lowering_s: float, options: Mapping[str, Any] | None) -> CompiledWhole:
     began = time.perf_counter()
-    if options is not None:
-        return CompiledWhole(lowered.compile(dict(options)), lowering_s + time.perf_counter() - began)
     with _short_compilations_cached():
-        compiled = lowered.compile()
+        compiled = lowered.compile(None if options is None else dict(options))
     return CompiledWhole(compiled, lowering_s + time.perf_counter() - began)
 
 

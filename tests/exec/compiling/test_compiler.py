@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from tensile_jax.exec.compiling import compiler
 from tensile_jax.exec.compiling.compiler import Compiler, Executable, Sizes, _short_compilations_cached, options_on
@@ -24,8 +25,10 @@ def cache(tmp_path: Path) -> Iterator[None]:
     """The user has a cache, which keeps what takes two seconds to compile."""
     before = jax.config.values["jax_compilation_cache_dir"], getattr(jax.config, NAME)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    reset_cache()  # JAX reads its folder once
     jax.config.update(NAME, 2.0)
     yield
+    reset_cache()
     jax.config.update("jax_compilation_cache_dir", before[0])
     jax.config.update(NAME, before[1])
 
@@ -47,6 +50,12 @@ def test_two_that_compile_at_once_put_the_users_settings_back(cache: None) -> No
     first_out.set()
     thread.join(LIMIT_S)
     assert getattr(jax.config, NAME) == 2.0
+
+
+@pytest.mark.parametrize("for_sizes", [False, True])
+def test_plain_jit_is_kept_in_the_users_cache_though_it_compiles_quickly(cache: None, tmp_path: Path, for_sizes: bool) -> None:
+    Compiler(jax.devices()[0]).begin_whole(jax.jit(lambda x: x * 3).trace(jnp.ones(7)), for_sizes=for_sizes).result(LIMIT_S)
+    assert len(list(tmp_path.glob("*-cache"))) == 1
 
 
 def test_what_the_user_sets_meanwhile_stays(cache: None) -> None:
