@@ -18,6 +18,7 @@ from tensile_jax.trace.avals import (
 from tensile_jax.trace.devices.per_device import per_device
 from tensile_jax.trace.graph import variable_ids
 from tensile_jax.trace.keys import atom_key, params_key
+from tensile_jax.trace.own_zeros import OwnZeros, with_own_zeros
 from tensile_jax.trace.program import Equation, Immediate, Nested, Program, StepShardings
 from tensile_jax.trace.rewrites.registry import REWRITES
 from tensile_jax.trace.rewrites.rewrite import Part, Rewrite
@@ -25,7 +26,8 @@ from tensile_jax.trace.run_equations import run_all
 from tensile_jax.trace.step import TracedStep, trace_step, trace_where_arguments_are
 
 __all__ = [
-    "REWRITES", "Equation", "Immediate", "Nested", "Part", "Program", "Rewrite", "StepShardings", "TracedStep", "array_type",
-    "atom_key", "in_host_memory", "is_packed", "nbytes_of", "params_key", "per_device", "run_all", "shape_struct", "shard_of",
-    "size_of", "trace_step", "trace_where_arguments_are", "type_on_host", "variable_ids",
+    "REWRITES", "Equation", "Immediate", "Nested", "OwnZeros", "Part", "Program", "Rewrite", "StepShardings", "TracedStep",
+    "array_type", "atom_key", "in_host_memory", "is_packed", "nbytes_of", "params_key", "per_device", "run_all",
+    "shape_struct", "shard_of", "size_of", "trace_step", "trace_where_arguments_are", "type_on_host", "variable_ids",
+    "with_own_zeros",
 ]  # fmt: skip

@@ -31,6 +31,9 @@ A copy is a call of `jax.device_put`, which XLA for GPUs turns into an asynchron
     copy out    The value on the device passes through the barrier at which the copy begins, and the value in host memory through
                 the barrier that waits for the copy.
 
+Zeros that are written into are made from a number that has crossed the barrier too (`trace/own_zeros.py`), or XLA would make the
+zeros of all segments before the first one is needed.
+
 Without a barrier between them, XLA would delete a copy out and a copy back. State that stays in host memory between two
 iterations is there when the program begins and ends (`plan/result/joined.py`). `async_copies.py` checks in the compiled program
 that copies run beside kernels. XLA for CPUs drops the barriers, and with them the plan, so this module is used for GPUs only.
@@ -84,10 +87,10 @@ def program_code(
         early: _Values = {}  # arguments of the step that have crossed the boundary before the segment that reads them
         for boundary, part, code in zip_longest(boundaries, parts, codes):
             arrived = early
-            early = boundary.cross(values, on_host)
+            early, zero = boundary.cross(values, on_host)
             if part is None:
                 break
-            made = code.function(*(arrived.get(t, values[t]) for t in part.inputs))
+            made = code.function(*(arrived.get(t, values[t]) for t in part.inputs), zero=zero)
             values.update(zip(part.outputs, made, strict=False))  # with effects, it returns one number more
         at_the_end = (jnp.zeros((), bool),) if effectful else ()
         return (*(on_host[t] if t in on_host and t in rests else values[t] for t in joined.outputs), *at_the_end)
@@ -199,22 +202,23 @@ class _Boundary:
         """Whether copies begin or end here."""
         return bool(self.starts_out or self.ends_out or self.starts_in or self.ends_in)
 
-    def cross(self, values: _Values, on_host: _Values) -> _Values:
-        """Update the values on the device and on the host. Returns those of `ahead`."""
+    def cross(self, values: _Values, on_host: _Values) -> tuple[_Values, Any]:
+        """Update the values on the device and on the host. Returns those of `ahead`, and a zero that has crossed the barrier."""
         early: _Values = {}
+        zero = jnp.zeros((), jnp.float32)
         if self.crossing:
             there = _that_can_cross(values, (*self.crossing, *self.ends_in))
             others = _that_can_cross(values, self.ahead)
             hosts = _that_can_cross(on_host, (*self.starts_in, *self.ends_out))
-            after = jax.lax.optimization_barrier((there, others, hosts)) if there or hosts else ({}, {}, {})
-            values.update(after[0])
-            early = after[1]
-            on_host.update(after[2])
+            if there or hosts:
+                there, early, hosts, zero = jax.lax.optimization_barrier((there, others, hosts, zero))
+                values.update(there)
+                on_host.update(hosts)
         on_host.update((t, jax.device_put(values[t], jax.memory.Space.Host)) for t in self.starts_out)
         for t in self.ends_out:
             del values[t]
         values.update((t, jax.device_put(on_host[t], jax.memory.Space.Device)) for t in self.starts_in)
-        return early
+        return early, zero
 
 
 def _boundaries(

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tensile_jax.exec.transfer import HOST
 from tensile_jax.ir import OperatorId, TensorId
 from tensile_jax.trace import (
+    OwnZeros,
     Program,
     StepShardings,
     array_type,
@@ -30,6 +31,7 @@ from tensile_jax.trace import (
     run_all,
     shape_struct,
     variable_ids,
+    with_own_zeros,
 )
 
 
@@ -46,7 +48,8 @@ class SegmentCode:
     """The code of a segment, to be compiled.
 
     Attributes:
-        function: takes the inputs and returns the tuple of outputs, and with effects one number more.
+        function: takes the inputs and returns the tuple of outputs, and with effects one number more. Within other code it also
+            takes `zero`, from which it makes zeros (`trace/own_zeros.py`).
         avals: for each input a `jax.ShapeDtypeStruct`, or an abstract value in host memory, or a token.
         donated: the positions of the inputs that are donated.
         content: equal for segments that can share an executable.
@@ -98,10 +101,11 @@ class SegmentBuilder:
         equations = tuple(program.equations[o] for o in operators)
         effectful = any(e.effectful for e in equations)
         positions = tuple(i for i, t in enumerate(inputs) if t in set(donated))
+        own = with_own_zeros(equations) if self._divided is None else OwnZeros(equations, 0)
 
-        def segment(*values: Any) -> tuple[Any, ...]:
-            environment: dict[int, Any] = dict(zip(reads, values, strict=True))
-            run_all(equations, environment, writes)
+        def segment(*values: Any, zero: Any | None = None) -> tuple[Any, ...]:
+            environment: dict[int, Any] = dict(zip(reads, values, strict=True)) | own.numbers(zero)
+            run_all(own.equations, environment, writes)
             at_the_end = (jnp.zeros((), bool),) if effectful else ()
             return (*(_typed(environment[v], weak=v in program.weak) for v in writes), *at_the_end)
 

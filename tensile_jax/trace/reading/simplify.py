@@ -94,7 +94,7 @@ def with_rectified_conditions(equations: Sequence[Equation]) -> list[Equation]:
     """
     rectified: dict[int, int] = {}
     for equation in equations:
-        if equation.primitive.name == "max" and _is_zero(equation.inputs[-1]) and isinstance(equation.inputs[0], int):
+        if equation.primitive.name == "max" and is_zero(equation.inputs[-1]) and isinstance(equation.inputs[0], int):
             rectified[equation.inputs[0]] = equation.outputs[0]
     made: set[int] = set()
     changed = list(equations)
@@ -102,7 +102,7 @@ def with_rectified_conditions(equations: Sequence[Equation]) -> list[Equation]:
         made.update(equation.outputs)
         if isinstance(equation.primitive, Mapped):
             continue  # its operand may lie otherwise than the rectifier's result
-        if equation.primitive.name == "gt" and _is_zero(equation.inputs[-1]):
+        if equation.primitive.name == "gt" and is_zero(equation.inputs[-1]):
             result = rectified.get(equation.inputs[0]) if isinstance(equation.inputs[0], int) else None
             if result in made:
                 changed[place] = replace(equation, inputs=(result, *equation.inputs[1:]))
@@ -120,13 +120,18 @@ def with_sums_in_scatters(equations: Sequence[Equation], outputs: Sequence[Atom]
     made = {v: place for place, e in enumerate(equations) for v in e.outputs}
     changed = dict(enumerate(equations))
     for place, equation in enumerate(equations):
-        for x, scattered in (equation.inputs, equation.inputs[::-1]) if _is(equation, "add_any") else ():
+        for x, scattered in (equation.inputs, equation.inputs[::-1]) if is_plain(equation, "add_any") else ():
             if not (isinstance(x, int) and isinstance(scattered, int) and reads[scattered] == 1 and scattered in made):
                 continue
             at = made[scattered]
             scatter = changed[at]
             same = scatter.context is equation.context and scatter.iterations == equation.iterations
-            if same and made.get(x, -1) < at and _is(scatter, "scatter-add") and _is_zeros(scatter.inputs[0], made, equations):
+            if (
+                same
+                and made.get(x, -1) < at
+                and is_plain(scatter, "scatter-add")
+                and _is_zeros(scatter.inputs[0], made, equations)
+            ):
                 changed[at] = replace(scatter, inputs=(x, *scatter.inputs[1:]), outputs=equation.outputs)
                 del changed[place]
                 made[equation.outputs[0]] = at
@@ -137,15 +142,16 @@ def with_sums_in_scatters(equations: Sequence[Equation], outputs: Sequence[Atom]
 def _is_zeros(atom: Atom, made: Mapping[int, int], equations: Sequence[Equation]) -> bool:
     """Whether an equation makes it of zeros."""
     place = made.get(atom) if isinstance(atom, int) else None
-    return place is not None and _is(equations[place], "broadcast_in_dim") and _is_zero(equations[place].inputs[0])
+    return place is not None and is_plain(equations[place], "broadcast_in_dim") and is_zero(equations[place].inputs[0])
 
 
-def _is(equation: Equation, name: str) -> bool:
-    """Whether it is this primitive of JAX, and runs as JAX has it."""
+def is_plain(equation: Equation, name: str) -> bool:
+    """Whether the equation is this primitive of JAX, and runs as JAX has it."""
     return equation.primitive.name == name and not isinstance(equation.primitive, WrappedPrimitive)
 
 
-def _is_zero(atom: Atom) -> bool:
+def is_zero(atom: Atom) -> bool:
+    """Whether this is the number zero, written into the program."""
     if not isinstance(atom, Immediate) or is_extended(atom.aval.dtype):
         return False
     return atom.aval.shape == () and not np.asarray(atom.value).any()

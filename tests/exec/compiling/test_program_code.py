@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import linen as nn
 
 import tensile_jax as tensile
 from tensile_jax.errors import PlanFileError
@@ -85,6 +86,38 @@ def test_every_form_trains_as_plain_jit_does_in_one_launch(form: Barriers) -> No
     assert (plan.launch, plan.barriers, report.launches) == ("program", form, 1)
     assert len(plan.segments) > 1
     assert report.peak_bytes == plan.peak_bytes
+
+
+def pooling_step(kernels: Any, images: jax.Array) -> Any:
+    """Rectified and pooled convolutions, whose gradients are written into zeros, as the mask of a rectifier reads them."""
+
+    def loss(kernels: Any) -> jax.Array:
+        x = images
+        for kernel in kernels:
+            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = nn.max_pool(nn.relu(x), (2, 2), (1, 1), "SAME")
+        return (x**2).mean()
+
+    value, gradients = jax.value_and_grad(loss)(kernels)
+    return [k - 0.1 * g for k, g in zip(kernels, gradients, strict=True)], value
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_pooling_are_those_of_plain_jit_in_every_form(form: Barriers) -> None:
+    kernels = [0.3 * jax.random.normal(key, (3, 3, 4, 4)) for key in jax.random.split(jax.random.key(1), 6)]
+    images = jax.random.normal(jax.random.key(2), (32, 16, 16, 4))
+    predicted = planned(pooling_step, "40%", launch="segments").plan(kernels, images)
+    assert len(predicted.segments) > 1
+    saved = dataclasses.replace(predicted, launch="program", launches=1, barriers=form, budget_bytes=None)
+    function = tensile.jit(pooling_step, plan=saved, donate_argnums=0, compiler_options=KEEP_BARRIERS)
+    mine, theirs, reference = fresh(kernels), fresh(kernels), plain(pooling_step)
+    for _ in range(4):
+        mine, loss = function(mine, images)
+        theirs, expected = reference(theirs, images)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert running(function).plan.barriers == form
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_a_program_that_keeps_the_budget_runs() -> None:
