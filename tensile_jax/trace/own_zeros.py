@@ -1,6 +1,6 @@
 """Gives each operator that writes into zeros an array of zeros of its own.
 
-The gradient of max pooling, of a gather or of a slice is written into an array of zeros. XLA computes equal values once, so
+The gradient of max pooling or of a gather is written into an array of zeros. XLA computes equal values once, so
 other operators read the same array, such as the gradient of relu, which is zero where it is masked. XLA for GPUs then has the
 array in memory from its first reader to its last one, copies it before something is written into it, and reads it where zeros
 would otherwise be a constant in a kernel (`make bench-launches`).
@@ -22,8 +22,10 @@ from tensile_jax.trace.program import Equation, WrappedPrimitive, results_of
 from tensile_jax.trace.reading.simplify import is_plain, is_zero
 
 _POOLING_GRADIENT = "select_and_scatter_add"
-_WRITERS = frozenset({"scatter-add", "scatter", "scatter-max", "scatter-min", "dynamic_update_slice"})
-"""Primitives that write into their first operand."""
+_WRITERS = frozenset({"scatter-add", "scatter", "scatter-max", "scatter-min"})
+"""Primitives that write into their first operand. `dynamic_update_slice` is not among them: XLA makes a `pad` of many of them, if
+it knows the zeros.
+"""
 
 
 class OwnZeros(NamedTuple):

@@ -33,11 +33,6 @@ def gathered(x: jax.Array) -> jax.Array:
     return (rows[several] * rows[several + 1]).sum() * jnp.ones(len(x))
 
 
-def sliced(x: jax.Array) -> jax.Array:
-    parts = [jax.lax.dynamic_slice_in_dim(x, i, 3, axis=1) for i in range(4)]
-    return sum(jnp.sin(part).sum(axis=(1, 2, 3)) for part in parts)
-
-
 def weighted(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], Any]:
     """The gradient of a function of images, with its value."""
     return jax.value_and_grad(lambda x: (function(x) * jnp.arange(1.0, len(x) + 1)).sum().astype(jnp.float32))
@@ -56,7 +51,7 @@ def run(own: OwnZeros, program: Program, *args: Any, zero: Any | None = None) ->
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("function", "writers"),
-    [(pooled, 1), (pooled_by_minimum, 1), (gathered, 1), (sliced, 1)],
+    [(pooled, 1), (pooled_by_minimum, 1), (gathered, 1)],
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_results_have_the_same_bits(function: Callable[[jax.Array], jax.Array], writers: int, dtype: str) -> None:
