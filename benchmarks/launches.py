@@ -89,7 +89,8 @@ def main(models: tuple[str, ...]) -> None:
                 found = _case(traced, device, peak, moved, share, launch, layout)
                 rows.append({**known, "share": share, "asked": launch, "state_layout": layout, **found})
                 print(json.dumps(rows[-1]), flush=True)
-    write_compiled(_RESULTS, "make bench-launches", cases=rows)
+    order = [name for name, *_ in _CASES]
+    write_compiled(_RESULTS, "make bench-launches", cases=sorted(rows, key=lambda row: order.index(row["model"])))
 
 
 def _case(

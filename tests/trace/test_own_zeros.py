@@ -60,9 +60,8 @@ def test_results_have_the_same_bits(function: Callable[[jax.Array], jax.Array], 
     own = with_own_zeros(program.equations)
     assert own.writers >= writers
     as_written = OwnZeros(tuple(program.equations), 0)
-    options = {"compiler_options": KEEP_BARRIERS}
-    expected = jax.jit(lambda x: run(as_written, program, x), **options)(images)
-    found = jax.jit(lambda x: run(own, program, x), **options)(images)
+    expected = jax.jit(lambda x: run(as_written, program, x), compiler_options=KEEP_BARRIERS)(images)
+    found = jax.jit(lambda x: run(own, program, x), compiler_options=KEEP_BARRIERS)(images)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
