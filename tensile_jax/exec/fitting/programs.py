@@ -30,7 +30,7 @@ _NEAR_PROGRAM = 0.02  # of the limit: a program that is expected to exceed it by
 _NEAR_LAID_OUT = 0.12
 """The same if XLA chooses the layouts of the state, of which it then needs no copies. A program may then exceed the limit by no
 more than the bytes of that state beside `_NEAR_PROGRAM` (the same)."""
-_FIRST_MARGIN = 0.02  # of the limit: left free by the plan of a first program, so that fewer are compiled (`make bench-launches`)
+_FIRST_MARGIN = 0.02  # of the limit: left free by a first plan with copies, so that fewer programs are compiled (the same)
 _MOST_PROGRAMS = 3  # compiled of a step, each with a plan of its own (`next_program.py`)
 _PLANS_OF_PROGRAM = 2  # made to find one that is expected to need what it should; more may keep more memory in use (not tuned)
 _EXPECTED = 0.97, 1.005  # of that: a program outside is worth a second plan (not tuned)
@@ -94,15 +94,17 @@ def _first_program(fitting: Fitting, goal: Goal, spared: Callable[[Fitting, Plan
 
     A program is expected to need more than its segments do, since it holds its arguments from its beginning to its end. If it is
     expected to exceed the limit by more than `spared(fitting, plan, limit)`, its segments are chosen under a lower limit, once.
-    If there are segments that leave a margin free, they do.
+    With copies inside, XLA may order a program in another way than planned, so its plan leaves a margin free if it can.
     """
-    step = fitting.step
-    with_margin = Goal(goal.limit * (1 - _FIRST_MARGIN), goal.max_slowdown) if step.traced.devices == 1 else goal
-    chosen = fitting.chosen_for_program(with_margin) or fitting.chosen_for_program(goal)
+    step, limit = fitting.step, goal.limit
+    chosen = fitting.chosen_for_program(goal)
     if chosen is None:
         return None
     copies = step.copies_inside and bool(chosen.plan.swapped_out_bytes + chosen.plan.swapped_in_bytes)
-    first = first_try(goal.limit, devices=step.traced.devices, copies=copies)
+    lower = (1 - _FIRST_MARGIN) * limit
+    if copies and (with_margin := fitting.chosen_for_program(Goal(lower, goal.max_slowdown))) is not None:
+        chosen, limit = with_margin, lower
+    first = first_try(limit, devices=step.traced.devices, copies=copies)
     found = _as_joined(fitting, chosen, first, goal)
     if found is None or found.plan.peak_bytes <= goal.limit + spared(fitting, found.plan, goal.limit):
         return found
