@@ -154,7 +154,7 @@ def programs() -> Section:
         headline=f"ResNet-50 in half of the memory: {half['one_program']['traffic_ratio']:.2f} of plain jit's traffic as one "
         f"program with layouts by XLA, {half['segments']['traffic_ratio']:.2f} as {half['segments']['launches']} launches",
         reading='State anywhere: `launch="segments"`, `launch="one_program"`, and the same with `state_layout="auto"`. Where '
-        "no program keeps the budget, as with 30 % of DenseNet-121, the row shows the segments that are launched instead. "
+        "no program keeps the budget, as with 40 % of DenseNet-121, the row shows the segments that are launched instead. "
         "*Plans* is how many were compiled until one kept the budget. *Copies* are those to and from the host in a step; "
         "traffic is what kernels move, without them. The last two columns are what the host issues for a step, by XLA's own "
         "dumps: as XLA is set by default, and with convolutions in its CUDA graphs.",
