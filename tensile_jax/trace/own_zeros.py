@@ -1,9 +1,9 @@
 """Gives each operator that writes into zeros an array of zeros of its own.
 
-The gradient of max pooling or of a gather is written into an array of zeros. XLA computes equal values once, so
-other operators read the same array, such as the gradient of relu, which is zero where it is masked. XLA for GPUs then has the
-array in memory from its first reader to its last one, copies it before something is written into it, and reads it where zeros
-would otherwise be a constant in a kernel (`make bench-launches`).
+The gradient of max pooling or of a gather is written into an array of zeros. XLA computes equal values once, so other operators
+read the same array, such as the gradient of relu, which is zero where it is masked. XLA for GPUs then has the array in memory
+from its first reader to its last one, copies it before something is written into it, and reads it where zeros would otherwise be
+a constant in a kernel (`make bench-launches`).
 
 So each writer here makes its zeros from a number that has passed a barrier, `jax.lax.optimization_barrier`. XLA does not know
 that the number is zero. XLA for CPUs drops barriers, and with them the difference.
@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core.primitives import select_and_scatter_p
 
 from tensile_jax.trace.program import Equation, WrappedPrimitive, results_of
-from tensile_jax.trace.reading.simplify import is_plain, is_zero
+from tensile_jax.trace.reading.simplify import is_plain, makes_zeros
 
 _POOLING_GRADIENT = "select_and_scatter_add"
 _WRITERS = frozenset({"scatter-add", "scatter", "scatter-max", "scatter-min"})
@@ -55,7 +55,7 @@ class OwnZeros(NamedTuple):
 
 def with_own_zeros(equations: Sequence[Equation]) -> OwnZeros:
     """These equations, with zeros of their own for those that write into zeros which one of these equations makes."""
-    zeros = {e.outputs[0]: e for e in equations if is_plain(e, "broadcast_in_dim") and is_zero(e.inputs[0])}
+    zeros = {e.outputs[0]: e for e in equations if makes_zeros(e)}
     found: list[Equation] = []
     writers = 0
     for equation in equations:

@@ -101,9 +101,9 @@ class SegmentBuilder:
         equations = tuple(program.equations[o] for o in operators)
         effectful = any(e.effectful for e in equations)
         positions = tuple(i for i, t in enumerate(inputs) if t in set(donated))
-        own = with_own_zeros(equations) if self._divided is None else OwnZeros(equations, 0)
 
         def segment(*values: Any, zero: Any | None = None) -> tuple[Any, ...]:
+            own = with_own_zeros(equations) if self._divided is None else OwnZeros(equations, 0)
             environment: dict[int, Any] = dict(zip(reads, values, strict=True)) | own.numbers(zero)
             run_all(own.equations, environment, writes)
             at_the_end = (jnp.zeros((), bool),) if effectful else ()

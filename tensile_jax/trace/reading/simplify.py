@@ -94,7 +94,7 @@ def with_rectified_conditions(equations: Sequence[Equation]) -> list[Equation]:
     """
     rectified: dict[int, int] = {}
     for equation in equations:
-        if equation.primitive.name == "max" and is_zero(equation.inputs[-1]) and isinstance(equation.inputs[0], int):
+        if equation.primitive.name == "max" and _is_zero(equation.inputs[-1]) and isinstance(equation.inputs[0], int):
             rectified[equation.inputs[0]] = equation.outputs[0]
     made: set[int] = set()
     changed = list(equations)
@@ -102,7 +102,7 @@ def with_rectified_conditions(equations: Sequence[Equation]) -> list[Equation]:
         made.update(equation.outputs)
         if isinstance(equation.primitive, Mapped):
             continue  # its operand may lie otherwise than the rectifier's result
-        if equation.primitive.name == "gt" and is_zero(equation.inputs[-1]):
+        if equation.primitive.name == "gt" and _is_zero(equation.inputs[-1]):
             result = rectified.get(equation.inputs[0]) if isinstance(equation.inputs[0], int) else None
             if result in made:
                 changed[place] = replace(equation, inputs=(result, *equation.inputs[1:]))
@@ -142,7 +142,12 @@ def with_sums_in_scatters(equations: Sequence[Equation], outputs: Sequence[Atom]
 def _is_zeros(atom: Atom, made: Mapping[int, int], equations: Sequence[Equation]) -> bool:
     """Whether an equation makes it of zeros."""
     place = made.get(atom) if isinstance(atom, int) else None
-    return place is not None and is_plain(equations[place], "broadcast_in_dim") and is_zero(equations[place].inputs[0])
+    return place is not None and makes_zeros(equations[place])
+
+
+def makes_zeros(equation: Equation) -> bool:
+    """Whether the equation makes an array of zeros."""
+    return is_plain(equation, "broadcast_in_dim") and _is_zero(equation.inputs[0])
 
 
 def is_plain(equation: Equation, name: str) -> bool:
@@ -150,8 +155,7 @@ def is_plain(equation: Equation, name: str) -> bool:
     return equation.primitive.name == name and not isinstance(equation.primitive, WrappedPrimitive)
 
 
-def is_zero(atom: Atom) -> bool:
-    """Whether this is the number zero, written into the program."""
+def _is_zero(atom: Atom) -> bool:
     if not isinstance(atom, Immediate) or is_extended(atom.aval.dtype):
         return False
     return atom.aval.shape == () and not np.asarray(atom.value).any()
