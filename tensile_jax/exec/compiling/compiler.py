@@ -4,6 +4,10 @@ Equal segments (equal in `SegmentCode.content`, `segment_code.py`) are compiled 
 interpreter lock, so it happens in the calling thread. Compiling releases that lock, so a pool of threads compiles several
 segments at once. If the user has set `jax_compilation_cache_dir`, segments are kept there too, even those that compile quickly.
 
+XLA for CPUs orders the operators of an executable so that many of them can run at the same time. That takes more memory than
+other orders. A segment can be compiled in an order that takes less (`SegmentCode.saves_memory`). The results are the same to the
+bit.
+
 For a plan that is only tried, the sizes of segments are needed, not their code. On CPUs, sizes do not depend on how far XLA
 optimizes the code. So the sizes are read from an executable that XLA has not optimized (`Compiler.sizes`).
 
@@ -41,6 +45,9 @@ GPUS = ("gpu", "cuda", "rocm")
 
 _FOR_SIZES: Mapping[str, Any] = {"xla_backend_optimization_level": 0}
 """With it, XLA for CPUs assigns the same buffers and compiles sooner (`make bench-first-call`)."""
+
+_FOR_LITTLE_MEMORY: Mapping[str, Any] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+"""With it, XLA for CPUs orders operators so that they need little memory (`make bench-workloads`)."""
 
 _FOR_COPIES: Mapping[str, Any] = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
@@ -133,6 +140,11 @@ class Compiler:
     def sizes_quickly(self) -> bool:
         """Whether the sizes of code are known sooner than its executable."""
         return self.device.platform == "cpu" and not (self._compiler_options or {}).keys() & _FOR_SIZES.keys()
+
+    @property
+    def can_save_memory(self) -> bool:
+        """Whether `SegmentCode.saves_memory` makes a difference."""
+        return self.device.platform == "cpu" and not (self._compiler_options or {}).keys() & _FOR_LITTLE_MEMORY.keys()
 
     def compile(self, codes: Sequence[SegmentCode], progress: Told | None = None, *, quickly: bool = False) -> list[Executable]:
         """The executables for `codes`, in order. `progress(done, of)` is called after each that had to be compiled.
@@ -263,6 +275,8 @@ class Compiler:
         )
 
     def _options_for(self, code: SegmentCode) -> dict[str, Any] | None:
+        if code.saves_memory and self.can_save_memory:
+            return {**_FOR_LITTLE_MEMORY, **(self._compiler_options or {})}
         return {**_FOR_COPIES, **(self._compiler_options or {})} if self._has_copies(code) else self._compiler_options
 
     def _has_copies(self, code: SegmentCode) -> bool:

@@ -10,7 +10,7 @@ reads the only result (jax 0.10.2 and 0.12: "instruction->IsDead() ... is live a
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -59,6 +59,7 @@ class SegmentCode:
         laid_out: the donated inputs that are not row-major, and the results in their memory; only on one device.
         operators: how many operators it runs. Code of many operators takes long to compile.
         copies: whether it copies tensors to and from the host beside its operators.
+        saves_memory: whether XLA orders its operators so that they need little memory, and not so that they run soon.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -70,6 +71,11 @@ class SegmentCode:
     operators: int = 0
     copies: bool = False
     laid_out: tuple[LaidOut, ...] = ()
+    saves_memory: bool = False
+
+    def saving_memory(self) -> "SegmentCode":
+        """The same code, to be compiled so that it needs little memory."""
+        return replace(self, saves_memory=True, content=("saves memory", self.content))
 
 
 class SegmentBuilder:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from tensile_jax.budget import Budget
@@ -415,12 +416,17 @@ class Fitting:
         return found if again is None else again
 
     def compile_segments(self, plan: Plan) -> list[Executable]:
-        """The executables of the plan's segments. A loop that runs under a plan of its own is one of them."""
+        """The executables of the plan's segments. A loop that runs under a plan of its own is one of them.
+
+        On a CPU, segments that exceed the budget are compiled again in an order of operators that needs less memory. Of several
+        processes, none does so, since their sizes may differ.
+        """
         self.step.agreement.tell(CompileSegments(plan, to_run=True))
-        return self._of_segments(plan, self._driven_segment, lambda codes: self._compile(codes, "compiling segments"))
+        compiled = lambda codes: self._compile(codes, "compiling segments")  # noqa: E731
+        return self._of_segments(plan, self._driven_segment, compiled, lambda executable: executable.sizes)
 
     def segment_sizes(self, plan: Plan) -> list[Sizes]:
-        """XLA's sizes of the plan's segments, which are compiled no further than for this."""
+        """XLA's sizes of the executables of `compile_segments`. The segments are compiled no further than for this."""
         self.step.agreement.tell(CompileSegments(plan, to_run=False))
 
         def sizes(codes: Sequence[SegmentCode]) -> list[Sizes]:
@@ -429,20 +435,33 @@ class Fitting:
             self._spent += Spent(compile_s=time.perf_counter() - began)
             return found
 
-        return self._of_segments(plan, lambda segment: self._driven_segment(segment).sizes, sizes)
+        return self._of_segments(plan, lambda segment: self._driven_segment(segment).sizes, sizes, lambda found: found)
 
     def _of_segments(
-        self, plan: Plan, of_driven: Callable[[Segment], _Found], of_codes: Callable[[Sequence[SegmentCode]], list[_Found]]
+        self,
+        plan: Plan,
+        of_driven: Callable[[Segment], _Found],
+        of_codes: Callable[[Sequence[SegmentCode]], list[_Found]],
+        sizes_of: Callable[[_Found], Sizes],
     ) -> list[_Found]:
         """What is made of each segment: of a driven loop by `of_driven`, and of all others together by `of_codes`."""
         step = self.step
         driven = [unranged(segment.operators)[0] in step.bodies for segment in plan.segments]
+        others = [s for s, is_driven in zip(plan.segments, driven, strict=True) if not is_driven]
         codes = [
-            step.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated)
-            for s, is_driven in zip(plan.segments, driven, strict=True)
-            if not is_driven
-        ]
-        rest = iter(of_codes(codes))
+            step.builder.code(unranged((*s.recomputes, *s.operators)), s.inputs, s.outputs, s.donated) for s in others
+        ]  # fmt: skip
+        made = of_codes(codes)
+        if plan.budget_bytes is not None and step.compiler.can_save_memory and len(step.agreement.processes) == 1:
+
+            def needed(i: int, found: _Found) -> int:
+                (workspace,) = self._workspaces_of([others[i]], [sizes_of(found)], step.graph)
+                return others[i].resident_bytes + workspace
+
+            over = [i for i, found in enumerate(made) if needed(i, found) > plan.budget_bytes]
+            for i, found in zip(over, of_codes([codes[i].saving_memory() for i in over]), strict=True):
+                made[i] = min(made[i], found, key=partial(needed, i))
+        rest = iter(made)
         return [of_driven(s) if is_driven else next(rest) for s, is_driven in zip(plan.segments, driven, strict=True)]
 
     def _driven_segment(self, segment: Segment) -> Executable:

@@ -116,3 +116,38 @@ def test_code_of_many_operators_is_compiled_first(monkeypatch: pytest.MonkeyPatc
     assert lowered == [9, 5, 3]
     for width, executable in zip((8, 16, 24), executables, strict=True):
         assert executable.call(*block(width))[0].shape == block(width)[0].shape
+
+
+def branches() -> SegmentCode:
+    """A segment of 24 branches that XLA for CPUs may run at the same time. Each has a large temporary and a small result."""
+
+    def segment(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        norms = [jnp.linalg.norm(jax.nn.softmax(jnp.tanh(x * i) @ w) @ w.T) for i in range(1, 25)]
+        return (sum(norms, jnp.zeros(())),)
+
+    avals = (jax.ShapeDtypeStruct((256, 32), jnp.float32), jax.ShapeDtypeStruct((32, 256), jnp.float32))
+    return SegmentCode(segment, avals, (), "branches")
+
+
+def test_code_that_saves_memory_needs_less_and_gives_the_same_results_to_the_bit() -> None:
+    compiler = Compiler(jax.devices("cpu")[0], committed=False)
+    assert compiler.can_save_memory
+    codes = [branches(), branches().saving_memory()]
+    usual, saving = compiler.sizes(codes)
+    assert saving.temporary_bytes < usual.temporary_bytes / 2
+    executables = compiler.compile(codes)
+    assert [executable.sizes for executable in executables] == [usual, saving]
+    keys = jax.random.split(jax.random.key(1))
+    values = jax.random.normal(keys[0], (256, 32)), jax.random.normal(keys[1], (32, 256))
+    assert executables[0].call(*values)[0] == executables[1].call(*values)[0]
+
+
+def test_where_the_user_chooses_xlas_order_it_stays() -> None:
+    own = Compiler(
+        jax.devices("cpu")[0],
+        committed=False,
+        compiler_options={"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED"},
+    )
+    assert not own.can_save_memory
+    usual, saving = own.sizes([branches(), branches().saving_memory()])
+    assert usual == saving
