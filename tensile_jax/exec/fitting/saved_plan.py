@@ -169,7 +169,10 @@ def _difference(plan: Plan, step: Step) -> str:
         )
     if plan.jax_version != jax.__version__:
         return f"The arguments are alike, but the step was traced by jax {plan.jax_version}, and this is {jax.__version__}."
-    return "The arguments are alike, but what the step computes differs."
+    return (
+        "The arguments are alike, but what the step computes differs; or an argument is weakly typed in one of the two, as "
+        "arrays made from Python numbers are (give such an argument a dtype: jnp.asarray(2.0, jnp.float32))."
+    )
 
 
 def _donating(donated: Collection[TensorId], step: Step) -> Graph:
