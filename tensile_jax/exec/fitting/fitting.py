@@ -444,7 +444,10 @@ class Fitting:
         of_codes: Callable[[Sequence[SegmentCode]], list[_Found]],
         sizes_of: Callable[[_Found], Sizes],
     ) -> list[_Found]:
-        """What is made of each segment: of a driven loop by `of_driven`, and of all others together by `of_codes`."""
+        """What is made of each segment: of a driven loop by `of_driven`, and of all others together by `of_codes`.
+
+        Of segments that exceed the budget, it is made again, as `compile_segments` says. `sizes_of` gives XLA's sizes in it.
+        """
         step = self.step
         driven = [unranged(segment.operators)[0] in step.bodies for segment in plan.segments]
         others = [s for s, is_driven in zip(plan.segments, driven, strict=True) if not is_driven]
@@ -453,16 +456,18 @@ class Fitting:
         ]  # fmt: skip
         made = of_codes(codes)
         if plan.budget_bytes is not None and step.compiler.can_save_memory and len(step.agreement.processes) == 1:
-
-            def needed(i: int, found: _Found) -> int:
-                (workspace,) = self._workspaces_of([others[i]], [sizes_of(found)], step.graph)
-                return others[i].resident_bytes + workspace
-
-            over = [i for i, found in enumerate(made) if needed(i, found) > plan.budget_bytes]
-            for i, found in zip(over, of_codes([codes[i].saving_memory() for i in over]), strict=True):
-                made[i] = min(made[i], found, key=partial(needed, i))
+            needs = [partial(self._needed_bytes, s) for s in others]
+            over = [i for i, found in enumerate(made) if needs[i](sizes_of(found)) > plan.budget_bytes]
+            for i, other in zip(over, of_codes([codes[i].saving_memory() for i in over]), strict=True):
+                if needs[i](sizes_of(other)) < needs[i](sizes_of(made[i])):
+                    made[i] = other
         rest = iter(made)
         return [of_driven(s) if is_driven else next(rest) for s, is_driven in zip(plan.segments, driven, strict=True)]
+
+    def _needed_bytes(self, segment: Segment, sizes: Sizes) -> int:
+        """What is on the device while a segment runs, with these sizes of XLA."""
+        (workspace,) = self._workspaces_of([segment], [sizes], self.step.graph)
+        return segment.resident_bytes + workspace
 
     def _driven_segment(self, segment: Segment) -> Executable:
         operator = unranged(segment.operators)[0]
