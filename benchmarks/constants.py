@@ -60,30 +60,34 @@ _LARGE: Mapping[Kind, Sequence[tuple[str, State, float]]] = {
 }
 
 # By module below `tensile_jax.plan`: constants and other values for them; None stands for half and twice the value.
-_OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
+CONSTANTS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
     "policies.auto": {"_EVALUATIONS": None, "_REPAIRS": None, "_TRIES": None},
     "policies.capuchin.policy": {"_PARTS": [(1.0,), (1.0, 0.8, 0.6)], "_LEAST_PARTS": [(0.5, 0.0), (0.0,)]},
     "policies.capuchin.feedback": {"_ITERATIONS": None},
     "policies.none": {"_NEAR_LEAST": [1.0, 1.2], "_NEAR_WHOLE": [0.0, 0.75]},
     "policies.tensile.policy": {"_TARGETS": [(1.0, 0.9, 0.75, 0.5, 0.0), (0.0,)]},
-    "search.possible_boundaries": {"_MOST": None},
-    "search.bundles": {"MOST_TENSORS": [250]},
-    "search.condensed_step": {"_SHARE": None, "_SMALL_SHARE": [0.1, 1.0], "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2]},
-    "search.segment_boundaries": {
+    "search.condensed.possible_boundaries": {"_MOST": None},
+    "search.condensed.bundles": {"MOST_TENSORS": [250]},
+    "search.condensed.condensed_step": {
+        "_SHARE": None, "_SMALL_SHARE": [0.1, 1.0], "_CHEAP_US": None, "_CROSSING": [0.0, 0.05, 0.2],
+    },
+    "search.starts.segment_boundaries": {
         "_FEW": None, "_MISSES": None, "_FAR_ABOVE": [1.1, 1.5], "_NEAR": None, "_EXCESS_US_PER_BYTE": None,
         "_SPREAD_US_PER_BYTE": [1e-7, 1e-5],
     },
     "policies.segments": {"_TRIES": None},
-    "search.local_search": {
-        "_TRUSTED": [20, 80], "_RATED": None, "_LATER_US": None,
-        "_STAGE": [0.88, 0.97], "_TRIED": None, "_LATER": None, "_HOPEFUL": None,
-        "_SENT": None,
-        "_SWAP_RISK": [0.0, 0.025, 0.1], "_EPS": None, "_WORTH_KEEPING_US": None, "_STAYING": [0.25, 1.0], "_SHIFTED": [0.1, 0.4],
+    "search.moves.lowering_moves": {
+        "_TRIED": None, "_LATER": None, "_SENT": None, "_SWAP_RISK": [0.0, 0.025, 0.1], "_ROUGH": None, "_CLOSE": None,
+    },
+    "search.moves.best_moves": {"_FAR_ABOVE": [2.5, 20.0], "_TRIED_AGAIN": [0, 40], "_AS_GOOD": [1.2, 5.0], "_SEGMENTS": [1, 6]},
+    "search.moves.local_search": {
+        "_TRUSTED": [20, 80], "_RATED": None, "_LATER_US": None, "_STAGE": [0.88, 0.97], "_REPAIRS": None,
+        "_WORTH_KEEPING_US": None, "_STAYING": [0.25, 1.0], "_SHIFTED": [0.1, 0.4],
         "_SHIFTS": [((1, 0), (0, -1), (-1, 0), (0, 1))], "_SHIFTS_ACROSS": [((1, 0), (0, -1), (-1, 0), (0, 1))],
         "_MOVES": [(-1, 1), (-1, 1, -2, 2, -3, 3, -4, 4, -8, 8)], "_FAILED": None, "_WORTH": [0.001, 0.03], "_BEHIND": [1.0, 1.1],
     },
     "search.schedule": {"_MOST_ROUNDS": None},
-    "search.segment_evaluator": {"_COMPILING": [0.0, 0.0005, 0.002], "_SHORT": None},
+    "search.cost.segment_evaluator": {"_COMPILING": [0.0, 0.0005, 0.002], "_SHORT": None},
     "search.search": {
         "_STARTS": [
             (Start(0.165), Start(1.2)),
@@ -101,7 +105,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
         "_TURNS": None, "_ENOUGH": [0.97, 0.995],
     },
     "search.swaps": {"SMALLEST": None},
-    "search.time_bound": {"_PLACES": None, "_MOST_ROUNDS": None, "_MOST_COLUMNS": None, "_SMALL": None, "_SLACK": None},
+    "search.bounds.time_bound": {"_PLACES": None, "_MOST_ROUNDS": None, "_MOST_COLUMNS": None, "_SMALL": None, "_SLACK": None},
     "analysis.fusion": {"_SMALL": None, "_MOST_LEAVES": None},
     "analysis.operator_order": {"_MUCH": None},
     "analysis.minimum_cut": {
@@ -110,7 +114,7 @@ _OTHERS: Mapping[str, Mapping[str, Sequence[Any] | None]] = {
 }  # fmt: skip
 _KIND_OF: Mapping[str, Kind] = {
     "policies.capuchin.policy": "capuchin", "policies.capuchin.feedback": "capuchin", "policies.none": "none",
-    "policies.tensile.policy": "tensile", "search.time_bound": "bound",
+    "policies.tensile.policy": "tensile", "search.bounds.time_bound": "bound",
 }  # fmt: skip
 
 
@@ -190,7 +194,7 @@ def _set(module: str, name: str, value: Any) -> Iterator[Any]:
     """The constant with another value, wherever it was imported to; gives the present value."""
     home = import_module(f"tensile_jax.plan.{module}")
     present = getattr(home, name)
-    others = [import_module(f"tensile_jax.plan.{m}") for m in (*_OTHERS, "policies.tensile.schedule_to_absences")]
+    others = [import_module(f"tensile_jax.plan.{m}") for m in (*CONSTANTS, "policies.tensile.schedule_to_absences")]
     holders = [m for m in dict.fromkeys((home, *others)) if m is home or (not name.startswith("_") and hasattr(m, name))]
     for holder in holders:
         setattr(holder, name, value)
@@ -229,7 +233,7 @@ def main(wanted: tuple[str, ...]) -> None:
     rows: list[Row] = []
     table = Table("constant", "value", "now", "large", "small", "without", "least peak", "planning")
     now: dict[Kind, Planned] = {}
-    for module, constants in _OTHERS.items():
+    for module, constants in CONSTANTS.items():
         kind = _KIND_OF.get(module, "auto")
         for name, values in constants.items():
             constant = f"{module}.{name}"

@@ -34,8 +34,9 @@ from tensile_jax.plan.search.bounds.memory_bound import necessary_bytes
 from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.cost.workspace import CompiledSizes
 from tensile_jax.plan.search.iterations import Iterations
+from tensile_jax.plan.search.moves.best_moves import Elsewhere
 from tensile_jax.plan.search.moves.in_all_iterations import InAllIterations
-from tensile_jax.plan.search.moves.local_search import Elsewhere, improve, repair
+from tensile_jax.plan.search.moves.local_search import improve, repair
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.starts.segment_boundaries import cheapest_cuts
 from tensile_jax.plan.search.starts.start_schedules import held_at, last_held, nodes_of, start

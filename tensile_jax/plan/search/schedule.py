@@ -121,9 +121,8 @@ class Schedule:
 
     def _known_copies(self) -> CopiesOfAll:
         known = self.copies
-        for t, copies in known.of.items():
-            if copies is None:
-                known.find(t, self._copies_of(t))
+        for t in tuple(known.forgotten):
+            known.find(t, self._copies_of(t))
         return known
 
     @property
@@ -142,6 +141,10 @@ class Schedule:
     def least_cost(self) -> float:
         """A lower bound on the cost: as if no segment waited for a copy, and copies slowed nothing."""
         return self._cost_at(sum(self.us))
+
+    def us_of(self, i: int, j: int) -> float:
+        """The cost of the segments i .. j - 1 without copies."""
+        return sum(self.us[i:j]) + sum(self.written_us[i:j]) + (j - i) * self.evaluator.compiling_us
 
     def least_cost_joined(self, j: int, joined: Evaluated) -> float:
         """A lower bound on the cost with one segment in place of the segments j - 1 and j; what it writes is not counted."""
@@ -184,14 +187,18 @@ class Schedule:
         was_at, was_after = _at_and_after(before, k)
         now_at, now_after = _at_and_after(residencies, k)
         at, after, held = self.at, self.after, self.held
-        changed = members(was_at ^ now_at)
-        for j in changed:
+        moved_at, moved_after = was_at ^ now_at, was_after ^ now_after
+        for j in members(moved_at):
             at[j] ^= bit
             held[j] += nbytes if now_at >> j & 1 else -nbytes
-        left = members(was_after ^ now_after)
-        for j in left:
+        for j in members(moved_after):
             after[j] ^= bit
-        touched = {*changed, *left}
+        touched = set(members(moved_at | moved_after))
+        seen, peaks = self.seen, self.peaks
+        for j in members(moved_at & moved_after):  # what such a segment leaves behind is the same
+            if 0 < j < k - 1 and not seen[j][0] >> t & 1:
+                peaks[j] = held[j] + seen[j][4]
+                touched.discard(j)
         if k in touched:  # the last segment counts what is there at the end
             touched.discard(k)
             touched.add(k - 1)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tensile_jax.plan.result.layout import COPIED
 from tensile_jax.plan.search.moves import residency_moves
-from tensile_jax.plan.search.moves.boundary_moves import merged, split
+from tensile_jax.plan.search.moves.boundary_moves import around, merged, split
 from tensile_jax.plan.search.schedule import Schedule
 
 LEAST_GAIN = 1e-3
@@ -92,5 +92,9 @@ def move_boundary(schedule: Schedule, cut: int, d: int) -> Schedule | None:
     to = cut + d
     if not schedule.cuts[j - 1] < to < schedule.cuts[j + 1]:
         return None
+    parts, upper = around(schedule, j, to), schedule.cost - LEAST_GAIN
+    if parts is not None and schedule.least_cost - schedule.us_of(j - 1, j + 1) + parts.us >= upper:
+        schedule.evaluator.count_schedule()
+        return None
     new = split(schedule, j if d > 0 else j - 1, to)
-    return None if new is None else merged(new, j if d > 0 else j + 1, upper=schedule.cost - LEAST_GAIN)
+    return None if new is None else merged(new, j if d > 0 else j + 1, upper=upper)

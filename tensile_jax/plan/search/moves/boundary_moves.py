@@ -9,10 +9,12 @@ changes. For example, a tensor that was copied back at a removed boundary must n
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from tensile_jax.plan.result.layout import MADE, Arrival, Residency, may_have
 from tensile_jax.plan.search.condensed.condensed_step import members
-from tensile_jax.plan.search.cost.segment_evaluator import Evaluated
+from tensile_jax.plan.search.cost.segment_account import SegmentAccount
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluated, Evaluator
 from tensile_jax.plan.search.schedule import UNSEEN, Schedule
 
 _residency: Callable[[tuple[int, int, Arrival, bool]], Residency] = partial(
@@ -37,7 +39,7 @@ def merged(schedule: Schedule, j: int, *, limit: float = float("inf"), upper: fl
     if (
         joined is None
         or (upper < float("inf") and schedule.least_cost_joined(j, joined) >= upper)
-        or (limit < float("inf") and _needed(schedule, j, joined, there, wanted) > limit)
+        or (limit < float("inf") and _needed(evaluator, a, b, joined, there, wanted) > limit)
     ):
         evaluator.count_schedule()
         return None
@@ -86,30 +88,95 @@ def merged_under(schedule: Schedule, j: int, limit: float) -> Schedule | None:
     return new if new is not None and new.peaks[j - 1] <= limit else None
 
 
-def _needed(schedule: Schedule, j: int, joined: Evaluated, there: int, wanted: int) -> int:
-    """The peak, in bytes, of one segment in place of the segments j - 1 and j."""
-    evaluator, step = schedule.evaluator, schedule.evaluator.condensed
-    a, b = schedule.cuts[j - 1], schedule.cuts[j + 1]
-    workspace, _ = evaluator.workspace(a, b, joined.account, wanted)
-    return step.base_bytes + step.bytes_of(there) + int(step.small_bytes[a, b]) + joined.result_bytes + workspace
+def _needed(evaluator: Evaluator, a: int, b: int, segment: Evaluated, there: int, wanted: int) -> int:
+    """The peak, in bytes, of a segment between two boundaries."""
+    step = evaluator.condensed
+    workspace, _ = evaluator.workspace(a, b, segment.account, wanted)
+    return step.base_bytes + step.bytes_of(there) + int(step.small_bytes[a, b]) + segment.result_bytes + workspace
+
+
+class Parts(NamedTuple):
+    """Two segments in place of one or two others, as long as no other segment changes.
+
+    Attributes:
+        us: their cost, without copies.
+        peaks: of each, in bytes.
+    """
+
+    us: float
+    peaks: tuple[int, int]
+
+
+def halves(schedule: Schedule, j: int, cut: int) -> Parts | None:
+    """What `split` would make of segment j, found in much less time; None if that is not evident."""
+    sides = _sides(schedule, j, cut)
+    if sides is None:
+        return None
+    after = schedule.after[j]
+    first, second = (schedule.at[j], sides.held), (sides.held & (sides.behind.used | after), after)
+    return _parts(schedule.evaluator, schedule.cuts[j], cut, schedule.cuts[j + 1], first, second)
+
+
+def around(schedule: Schedule, j: int, cut: int) -> Parts | None:
+    """What becomes of the segments j - 1 and j if boundary j is at `cut` instead; None if that is not evident."""
+    a, old, b = schedule.cuts[j - 1 : j + 2]
+    sides = _sides(schedule, j if cut > old else j - 1, cut)
+    if sides is None:
+        return None
+    there, after = schedule.at[j - 1], schedule.after[j]
+    needed = sides.behind.used | after
+    if cut > old:
+        there |= schedule.at[j] & ~schedule.after[j - 1] & schedule.accounts[j].used
+    else:
+        needed |= schedule.accounts[j].used
+    return _parts(schedule.evaluator, a, cut, b, (there, sides.held & needed), (sides.held & needed, after))
+
+
+def _parts(evaluator: Evaluator, a: int, cut: int, b: int, first: tuple[int, int], second: tuple[int, int]) -> Parts | None:
+    """Two segments, each with the tensors on the device before it and after it; None if one cannot run."""
+    us, peaks = 0.0, list[int]()
+    for begin, end, (there, after) in ((a, cut, first), (cut, b, second)):
+        wanted = after & ~there
+        one = evaluator.evaluate(begin, end, there, wanted, evaluator.aliased(there, after, wanted))
+        if one is None:
+            return None
+        us += evaluator.profile.launch_us + one.account.us + one.written_us + evaluator.compiling_us
+        peaks.append(_needed(evaluator, begin, end, one, there, wanted))
+    return Parts(us, (peaks[0], peaks[1]))
+
+
+class _Sides(NamedTuple):
+    """The two segments of a split, what exists where the second one begins, and what of it is kept; sets of tensors (bits)."""
+
+    before: SegmentAccount
+    behind: SegmentAccount
+    have: int
+    held: int
+
+
+def _sides(schedule: Schedule, j: int, cut: int) -> _Sides | None:
+    """The two sides of a possible boundary inside segment j; None if one of the two segments cannot run."""
+    evaluator = schedule.evaluator
+    a, b = schedule.cuts[j], schedule.cuts[j + 1]
+    there, after = schedule.at[j], schedule.after[j]
+    before = evaluator.evaluate(a, cut, there, 0, 0)
+    if before is None:
+        return None
+    have = there | evaluator.made(a, cut) | before.account.again
+    behind = evaluator.evaluate(cut, b, have, after & ~have, 0)
+    if behind is None:
+        return None
+    held = there | after & have | behind.account.used & ~there
+    return _Sides(before.account, behind.account, have, held)
 
 
 def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
     """The schedule with one more boundary, at the possible boundary `cut`, inside segment j."""
-    evaluator = schedule.evaluator
-    a, b = schedule.cuts[j], schedule.cuts[j + 1]
+    sides = _sides(schedule, j, cut)
+    if sides is None:
+        return None
     there, after = schedule.at[j], schedule.after[j]
-    made = evaluator.made(a, cut)
-    first_part = evaluator.evaluate(a, cut, there, 0, 0)
-    if first_part is None:
-        return None
-    before = first_part.account
-    have = there | made | before.again
-    second_part = evaluator.evaluate(cut, b, have, after & ~have, 0)
-    if second_part is None:
-        return None
-    behind = second_part.account
-    crossing = behind.used & ~there
+    before, behind, have, held = sides
     new = schedule.copy(schedule.cuts[: j + 1] + [cut] + schedule.cuts[j + 1 :])
     residencies = new.residencies
     for t, several in enumerate(residencies):
@@ -137,8 +204,8 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
             else:
                 found.append(_residency((first, last, arrival, leaves)))
         residencies[t] = tuple(found)
-    held = there | after & have
-    for t in members(crossing & ~held):
+    crossing = behind.used & ~there
+    for t in members(crossing & ~(after & have)):
         several = residencies[t]
         stay = Residency(j + 1, j + 1, MADE, False)
         after_it = [s for s in several if s.first > j + 1]
@@ -148,10 +215,9 @@ def split(schedule: Schedule, j: int, cut: int) -> Schedule | None:
         residencies[t] = (*(s for s in several if s.last < j + 1 and s.first <= j + 1), stay, *after_it)
         if not may_have(residencies[t]):
             return None
-    held |= crossing
     new.at.insert(j + 1, held)
     new.after.insert(j, held)
-    new.held.insert(j + 1, schedule.held[j] + evaluator.condensed.bytes_of(held & ~there))
+    new.held.insert(j + 1, schedule.held[j] + schedule.evaluator.condensed.bytes_of(held & ~there))
     new.peaks.insert(j + 1, new.peaks[j])
     for times in (new.us, new.written_us):
         times.insert(j + 1, times[j])

@@ -13,7 +13,8 @@ from tensile_jax.plan.search.iterations import Iterations
 from tensile_jax.plan.search.moves import residency_moves
 from tensile_jax.plan.search.moves.addressed_moves import Move, merge_at
 from tensile_jax.plan.search.moves.in_all_iterations import InAllIterations
-from tensile_jax.plan.search.moves.local_search import changes, improve, lowering, repair
+from tensile_jax.plan.search.moves.local_search import changes, improve, repair
+from tensile_jax.plan.search.moves.lowering_moves import lowering
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.search import fast
 from tensile_jax.plan.search.starts.start_schedules import last_held, start

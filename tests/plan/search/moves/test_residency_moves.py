@@ -10,7 +10,7 @@ from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency
 from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.moves import residency_moves
 from tensile_jax.plan.search.moves.boundary_moves import merged, split
-from tensile_jax.plan.search.moves.local_search import lowering
+from tensile_jax.plan.search.moves.lowering_moves import lowering
 from tensile_jax.plan.search.moves.residency_moves import Gap
 from tensile_jax.plan.search.schedule import Schedule
 from tensile_jax.plan.search.starts.start_schedules import last_held, start
