@@ -48,9 +48,9 @@ from tensile_jax.exec.call.unusable_arguments import refuse_unusable
 from tensile_jax.exec.compiling.compiler import Compiler
 from tensile_jax.exec.compiling.step import CompiledPlan, Options, Step, package_version, step_of
 from tensile_jax.exec.fitting.common_plan import digest_of, planned_for_all
-from tensile_jax.exec.fitting.forms import fit_fastest, fit_for_less, form_of, predict_fastest
+from tensile_jax.exec.fitting.forms import fit_fastest, fit_for_less, predict_fastest
 from tensile_jax.exec.fitting.improvement import fit_soon_or_fastest
-from tensile_jax.exec.fitting.saved_plan import load, refuse_saved
+from tensile_jax.exec.fitting.saved_or_new import fit_saved, predict_saved
 from tensile_jax.exec.out_of_memory_errors import is_out_of_memory
 from tensile_jax.exec.processes.agreement import agreement_of, compare, writes_files
 from tensile_jax.exec.running.executor import Observation
@@ -340,8 +340,11 @@ class PlannedCalls:
         traced, saved = self._with_host_limit(self._trace(call, args, kwargs), call), self._request.saved_plan
         if saved is None:
             return self._within(self._free(traced, call), partial(predict_fastest, traced.step)).plan
-        refuse_saved(form_of(traced.step, saved), self._request.budget, saved)
-        return saved
+        return predict_saved(traced.step, self._request.budget, saved, has_run=self._has_run_alike(call))
+
+    def _has_run_alike(self, call: Call) -> bool:
+        """Whether a call has run whose arguments have the same shapes and dtypes; their weak types may be others."""
+        return any(signature.forms == call.signature.forms for signature in self._planned)
 
     def plans(self, args: _Args, kwargs: _Kwargs) -> tuple[Plan, ...]:
         """All plans under which calls with these arguments have run, in their order."""
@@ -417,7 +420,8 @@ class PlannedCalls:
                 find = fit_fastest if self._request.improve is None else fit_soon_or_fastest
                 make = lambda: self._within(free, partial(find, step))  # noqa: E731
             else:
-                make = lambda: load(form_of(step, saved), self._request.budget, saved)  # noqa: E731
+                has_run = self._has_run_alike(call)
+                make = lambda: fit_saved(step, self._request.budget, saved, has_run=has_run)  # noqa: E731
             compiled = planned_for_all(step, make)
         planned = PlannedStep(traced, Runner(compiled, self._for_less), _placer_of(traced, compiled), _donated_by(step))
         same_settings = lambda: self._signatures.settings() == traced.settings  # noqa: E731

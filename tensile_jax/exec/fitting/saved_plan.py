@@ -43,8 +43,7 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     given = begin(step, budget)
     if budget is not None and budget.share is not None and untried_whole_bytes(given) is not None:
         given.compile_plain_jit(to_run=plan.whole)
-    budgets = [one for one in (budget_of(plan), given.budget_in_bytes()) if one is not None]
-    lower = min(budgets, key=lambda one: one.resolve(0), default=None)
+    lower = lower_budget(given, plan)
     budget_bytes = None if lower is None else lower.nbytes
     fitting = given.under(lower)
     stated = plan.peak_bytes
@@ -82,6 +81,12 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
         notes=notes,
     )
     return CompiledPlan(step, None, corrected, launched or corrected, executables, fitting.spent)
+
+
+def lower_budget(given: Fitting, plan: Plan) -> Budget | None:
+    """The lower of the budget that was given and the one of a saved plan; None if there is none."""
+    budgets = [one for one in (budget_of(plan), given.budget_in_bytes()) if one is not None]
+    return min(budgets, key=lambda one: one.resolve(0), default=None)
 
 
 def _peaks(step: Step, plan: Plan) -> dict[Memory, int]:

@@ -231,6 +231,39 @@ def test_a_plan_of_another_step_is_refused_with_the_one_cause(compiled: tensile.
     assert "what the step computes, what is donated, or the version of jax differs." in refusal(plan=silent)
 
 
+def test_state_that_is_weakly_typed_at_first_trains_on_under_the_budget_of_the_plan() -> None:
+    """The second call has another program, since a strongly typed scale makes 16-bit numbers 32-bit, and the saved plan is for the
+    first."""
+
+    def step(state: Any, x: Any) -> Any:
+        params, scale = state
+        new, loss = sgd_step(params, x)
+        mean = jnp.mean(x.astype(jnp.bfloat16) * scale)
+        return (new, 0.9 * scale + 0.1 * loss), loss + mean.astype(jnp.float32)
+
+    def begun() -> Any:
+        return jax.tree.map(jnp.copy, ARGUMENTS[0]), jnp.asarray(2.0)
+
+    x = ARGUMENTS[1]
+    saved = tensile.jit(step, budget="60%", donate_argnums=0).plan(begun(), x)
+    ours, plain = tensile.jit(step, plan=saved, donate_argnums=0), jax.jit(step, donate_argnums=0)
+    state, expected = begun(), begun()
+    assert state[1].weak_type
+    for _ in range(3):
+        state, loss = ours(state, x)
+        expected, plain_loss = plain(expected, x)
+        np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
+        assert not state[1].weak_type
+        plan = ours.plan(state, x)
+        assert plan.fingerprint != saved.fingerprint
+        assert saved.budget_bytes is not None
+        assert plan.budget_bytes == saved.budget_bytes >= plan.peak_bytes
+        assert any("other weak types" in note for note in plan.notes)
+    strong = tensile.jit(step, plan=saved, donate_argnums=0)
+    with pytest.raises(tensile.PlanFileError, match="weakly typed"):
+        strong(state, x)
+
+
 # -- what is no plan -------------------------------------------------------------------------------------------------------
 
 
