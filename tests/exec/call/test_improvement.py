@@ -119,13 +119,15 @@ def test_live_bytes_keep_the_budget_before_and_after(budget: int) -> None:
 
 
 def test_the_better_plan_is_as_good_as_without(budget: int) -> None:
+    budget = int(1.25 * budget)
     at_once = tensile.jit(STEP, budget=budget, donate_argnums=0)
     at_once(optimizer_state(OPTIMIZER), batch())
     expected = at_once.plan(optimizer_state(OPTIMIZER), batch())
     STORE.forget()
     training = Training(budget=budget)
     training.until_improved()
-    assert training.plans()[-1].step_us <= 1.02 * expected.step_us
+    first, *_, last = training.plans()
+    assert last.step_us <= 1.02 * expected.step_us < first.step_us
 
 
 def test_the_executables_of_the_first_plan_are_replaced_by_optimized_ones(budget: int) -> None:

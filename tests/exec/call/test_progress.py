@@ -126,7 +126,7 @@ def test_ctrl_c_ends_planning_at_once_and_the_next_call_plans_anew(
     monkeypatch: pytest.MonkeyPatch, at_once: None, own_handler: None
 ) -> None:
     """The interrupt comes while the planner computes, as from a terminal."""
-    state = fresh(weights(layers=12))
+    state = fresh(weights(layers=40))
     pressed: list[float] = []
     plans = display.Display.tell
 
