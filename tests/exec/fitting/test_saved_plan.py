@@ -232,8 +232,7 @@ def test_a_plan_of_another_step_is_refused_with_the_one_cause(compiled: tensile.
 
 
 def test_state_that_is_weakly_typed_at_first_trains_on_under_the_budget_of_the_plan() -> None:
-    """The second call has another program, since a strongly typed scale makes 16-bit numbers 32-bit, and the saved plan is for the
-    first."""
+    """The saved plan is for the first call. The second has another program: a strongly typed scale widens 16-bit numbers."""
 
     def step(state: Any, x: Any) -> Any:
         params, scale = state
