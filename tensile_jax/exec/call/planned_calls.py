@@ -343,8 +343,9 @@ class PlannedCalls:
         return predict_saved(traced.step, self._request.budget, saved, has_run=self._has_run_alike(call))
 
     def _has_run_alike(self, call: Call) -> bool:
-        """Whether a call has run whose arguments have the same shapes and dtypes; their weak types may be others."""
-        return any(signature.forms == call.signature.forms for signature in self._planned)
+        """Whether a call has run whose arguments have the same shapes and dtypes, and other weak types."""
+        mine = call.signature
+        return any(one.forms == mine.forms and one.shapes != mine.shapes for one in self._planned)
 
     def plans(self, args: _Args, kwargs: _Kwargs) -> tuple[Plan, ...]:
         """All plans under which calls with these arguments have run, in their order."""

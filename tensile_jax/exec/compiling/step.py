@@ -289,10 +289,16 @@ class CompiledPlan:
         Args:
             before: the plan that it replaces. What was spent for that one is added.
         """
-        plan = replace(self.plan, reason=reason)
-        launched = plan if self.launched is self.plan else self.launched
         spent = self.spent if before is None else before.spent + self.spent
-        return replace(self, plan=plan, launched=launched, spent=spent)
+        return replace(self._stating(replace(self.plan, reason=reason)), spent=spent)
+
+    def noted(self, note: str) -> "CompiledPlan":
+        """This plan, with one more note, a sentence."""
+        return self._stating(replace(self.plan, notes=(*self.plan.notes, note)))
+
+    def _stating(self, plan: Plan) -> "CompiledPlan":
+        """This plan, which states other things about itself."""
+        return replace(self, plan=plan, launched=plan if self.launched is self.plan else self.launched)
 
     @property
     def graph(self) -> Graph:

@@ -6,8 +6,6 @@ programs. If a call with the same shapes and dtypes has run under it already, th
 training does not end after its first step.
 """
 
-from dataclasses import replace
-
 from tensile_jax.budget import Budget
 from tensile_jax.exec.compiling.step import CompiledPlan, Step
 from tensile_jax.exec.fitting.find_plan import begin
@@ -31,23 +29,17 @@ def fit_saved(step: Step, budget: Budget | None, saved: Plan, *, has_run: bool) 
     form = form_of(step, saved)
     if not _needs_new(form, saved, has_run=has_run):
         return load(form, budget, saved)
-    found = fit_fastest(step, lower_budget(begin(step, budget), saved))
-    noted = _noted(found.plan)
-    return replace(found, plan=noted, launched=noted if found.launched is found.plan else found.launched)
+    return fit_fastest(step, lower_budget(begin(step, budget), saved)).noted(_NOTE)
 
 
 def predict_saved(step: Step, budget: Budget | None, saved: Plan, *, has_run: bool) -> Plan:
     """The saved plan, checked, or a new one with estimated workspaces. Arguments and errors are those of `fit_saved`."""
     form = form_of(step, saved)
     if _needs_new(form, saved, has_run=has_run):
-        return _noted(predict_fastest(step, lower_budget(begin(step, budget), saved)).plan)
+        return predict_fastest(step, lower_budget(begin(step, budget), saved)).noted(_NOTE).plan
     refuse_saved(form, budget, saved)
     return saved
 
 
 def _needs_new(form: Step, saved: Plan, *, has_run: bool) -> bool:
     return has_run and form.graph.fingerprint != saved.fingerprint
-
-
-def _noted(plan: Plan) -> Plan:
-    return replace(plan, notes=(*plan.notes, _NOTE))

@@ -60,14 +60,12 @@ def load(step: Step, budget: Budget | None, plan: Plan) -> CompiledPlan:
     peaks, budgets = _peaks(step, plan), step.origin.planner.model.budgets
     above: Memory | None = next((m for m in MEMORIES if (most := budgets[m]) is not None and peaks[m] > most), None)
     if above is not None or (budget_bytes is not None and needed > budget_bytes):
-        found = fit(fitting)
         note = (
             f"The saved plan needs {peaks[above]} bytes of {above} memory, above the {above} budget of {budgets[above]}"
             if above is not None
             else f"Compiled here, the saved plan needs {needed} bytes at its peak, above its budget of {budget_bytes}"
         ) + ": the step was planned again within the budget."
-        noted = replace(found.plan, notes=(*found.plan.notes, note))
-        return replace(found, plan=noted, launched=noted if found.launched is found.plan else found.launched)
+        return fit(fitting).noted(note)
     learn(fitting)
     notes = plan.notes
     if needed != stated:

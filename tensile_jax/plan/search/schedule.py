@@ -28,7 +28,7 @@ from math import sqrt
 from tensile_jax.plan.result.layout import BEGINS, COPIED, MADE, Residency, is_swapped
 from tensile_jax.plan.search.condensed.condensed_step import members
 from tensile_jax.plan.search.cost.segment_account import SegmentAccount
-from tensile_jax.plan.search.cost.segment_evaluator import Evaluated, Evaluator
+from tensile_jax.plan.search.cost.segment_evaluator import Evaluator
 from tensile_jax.plan.search.cost.timing import Copies, CopiesOfAll, Timing, timed
 
 _MOST_ROUNDS = 50  # of `settle`; a change that needs more is not made (`make bench-constants`)
@@ -146,12 +146,9 @@ class Schedule:
         """The cost of the segments i .. j - 1 without copies."""
         return sum(self.us[i:j]) + sum(self.written_us[i:j]) + (j - i) * self.evaluator.compiling_us
 
-    def least_cost_joined(self, j: int, joined: Evaluated) -> float:
-        """A lower bound on the cost with one segment in place of the segments j - 1 and j; what it writes is not counted."""
-        evaluator = self.evaluator
-        us = sum(self.us) - self.us[j - 1] - self.us[j] + evaluator.profile.launch_us + joined.account.us
-        written_us = sum(self.written_us) - self.written_us[j - 1] - self.written_us[j]
-        return us + written_us + (len(self.after) - 1) * evaluator.compiling_us
+    def least_cost_with(self, i: int, j: int, us: float) -> float:
+        """A lower bound on the cost with others in place of the segments i .. j - 1, which cost so much without copies."""
+        return self.least_cost - self.us_of(i, j) + us
 
     def _cost_at(self, step_us: float) -> float:
         return step_us + sum(self.written_us) + len(self.after) * self.evaluator.compiling_us

@@ -93,7 +93,7 @@ def move_boundary(schedule: Schedule, cut: int, d: int) -> Schedule | None:
     if not schedule.cuts[j - 1] < to < schedule.cuts[j + 1]:
         return None
     parts, upper = around(schedule, j, to), schedule.cost - LEAST_GAIN
-    if parts is not None and schedule.least_cost - schedule.us_of(j - 1, j + 1) + parts.us >= upper:
+    if parts is not None and schedule.least_cost_with(j - 1, j + 1, parts.us) >= upper:
         schedule.evaluator.count_schedule()
         return None
     new = split(schedule, j if d > 0 else j - 1, to)

@@ -38,7 +38,7 @@ def merged(schedule: Schedule, j: int, *, limit: float = float("inf"), upper: fl
     joined = evaluator.evaluate(a, b, there, wanted, evaluator.aliased(there, after, wanted))
     if (
         joined is None
-        or (upper < float("inf") and schedule.least_cost_joined(j, joined) >= upper)
+        or (upper < float("inf") and schedule.least_cost_with(j - 1, j + 1, _least_us(evaluator, joined)) >= upper)
         or (limit < float("inf") and _needed(evaluator, a, b, joined, there, wanted) > limit)
     ):
         evaluator.count_schedule()
@@ -95,6 +95,11 @@ def _needed(evaluator: Evaluator, a: int, b: int, segment: Evaluated, there: int
     return step.base_bytes + step.bytes_of(there) + int(step.small_bytes[a, b]) + segment.result_bytes + workspace
 
 
+def _least_us(evaluator: Evaluator, segment: Evaluated) -> float:
+    """The cost of a segment without copies, and without what it writes."""
+    return evaluator.profile.launch_us + segment.account.us + evaluator.compiling_us
+
+
 class Parts(NamedTuple):
     """Two segments in place of one or two others, as long as no other segment changes.
 
@@ -140,7 +145,7 @@ def _parts(evaluator: Evaluator, a: int, cut: int, b: int, first: tuple[int, int
         one = evaluator.evaluate(begin, end, there, wanted, evaluator.aliased(there, after, wanted))
         if one is None:
             return None
-        us += evaluator.profile.launch_us + one.account.us + one.written_us + evaluator.compiling_us
+        us += _least_us(evaluator, one) + one.written_us
         peaks.append(_needed(evaluator, begin, end, one, there, wanted))
     return Parts(us, (peaks[0], peaks[1]))
 
