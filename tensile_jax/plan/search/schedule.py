@@ -121,8 +121,9 @@ class Schedule:
 
     def _known_copies(self) -> CopiesOfAll:
         known = self.copies
-        for t in tuple(known.forgotten):
-            known.find(t, self._copies_of(t))
+        for t, copies in known.of.items():
+            if copies is None:
+                known.find(t, self._copies_of(t))
         return known
 
     @property

@@ -34,16 +34,15 @@ class CopiesOfAll:
         swapped: the tensors that are swapped; their copies are to be found.
 
     Attributes:
-        of: by tensor, its copies; None where they must be found again: those of the tensors `forgotten`.
+        of: by tensor, its copies; None where they must be found again.
         out_us, into_us: the time of the known copies to the host, and of those from it, by span.
     """
 
-    __slots__ = ("_each_us", "forgotten", "into_us", "of", "out_us")
+    __slots__ = ("_each_us", "into_us", "of", "out_us")
 
     def __init__(self, each_us: Sequence[tuple[float, float]], swapped: Iterable[int] = ()) -> None:
         self._each_us = each_us
         self.of: dict[int, Copies | None] = dict.fromkeys(swapped)
-        self.forgotten = set(self.of)
         self.out_us: dict[Span, float] = {}
         self.into_us: dict[Span, float] = {}
 
@@ -51,26 +50,22 @@ class CopiesOfAll:
         """Others that are equal, and may be changed."""
         new = CopiesOfAll(self._each_us)
         new.of, new.out_us, new.into_us = self.of.copy(), self.out_us.copy(), self.into_us.copy()
-        new.forgotten = self.forgotten.copy()
         return new
 
     def forget(self, t: int) -> None:
         """Tensor t is swapped, and its copies must be found again."""
         self.drop(t)
         self.of[t] = None
-        self.forgotten.add(t)
 
     def drop(self, t: int) -> None:
         """Tensor t is not swapped."""
         known = self.of.pop(t, None)
-        self.forgotten.discard(t)
         if known is not None:
             self._count(t, known, -1)
 
     def find(self, t: int, copies: Copies) -> None:
         """Tensor t, whose copies were not known, has these."""
         self.of[t] = copies
-        self.forgotten.discard(t)
         self._count(t, copies, 1)
 
     def _count(self, t: int, copies: Copies, times: int) -> None:
